@@ -1,0 +1,377 @@
+"""Time and waiting, the same in every world.
+
+Procedures take time only from here. A *clock* belongs to the running event loop: `backends.virtual.VirtualLoop` is its own
+clock; on a stock loop `WallClock` keeps an ordered timer heap on one stock timer. On both, the world is a sequence of
+*wake-ups* (a timer, or a mechanism's answer) in order of (time, sequence); before the next wake-up is looked at, everything
+that the last one made runnable has run, and `now_ns()` stands still meanwhile. So a run is a function of its wake-ups, and a
+real run whose wake-ups were logged can be repeated in virtual time, decision by decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from mcjax.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+
+class Timer:
+    """A callback due at `when_ns`. Cancelling only marks it; the heap drops it when it comes up."""
+
+    __slots__ = ("args", "callback", "when_ns")
+
+    def __init__(self, when_ns: int, callback: Callable[..., object] | None, args: tuple[Any, ...]):
+        self.when_ns = when_ns
+        self.callback = callback
+        self.args = args
+
+    def cancel(self) -> None:
+        self.callback = None
+        self.args = ()
+
+
+class Clock(Protocol):
+    """What a loop must offer: integer time, ordered timers, and a door for answers from other threads."""
+
+    def now_ns(self) -> int: ...
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        """Thread-safe: `callback(*args)` becomes a wake-up stamped with the time of this call."""
+        ...
+
+
+class WallClock:
+    """Real time on a stock asyncio loop, in the discipline of the virtual one.
+
+    Timers and posted answers go through one ordered gate: one wake-up at a time, earliest first, and only when the loop has
+    nothing else to run. A loop that hides its ready queue (uvloop) still works; only exact replay is then not promised.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._origin_ns = time.monotonic_ns()
+        self._now_ns = 0
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._sequence = 0
+        self._inbox: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
+        self._lock = threading.Lock()
+        self._gate_pending = False
+        self._stock_timer: asyncio.TimerHandle | None = None
+        self._ready = cast("Sequence[Any]", getattr(loop, "_ready", ()))
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def wall_ns(self) -> int:
+        """Real time since the clock began; for measuring mechanisms, never for decisions."""
+        return time.monotonic_ns() - self._origin_ns
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
+        timer = Timer(max(when_ns, self._now_ns), callback, args)
+        self._sequence += 1
+        heapq.heappush(self._heap, (timer.when_ns, self._sequence, timer))
+        if self._heap[0][2] is timer:
+            self._arm()
+        return timer
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        with self._lock:
+            self._inbox.append((self.wall_ns(), callback, args))
+        self._loop.call_soon_threadsafe(self._open_gate)
+
+    def _arm(self) -> None:
+        if self._gate_pending:
+            return
+        while self._heap and self._heap[0][2].callback is None:
+            heapq.heappop(self._heap)
+        if self._stock_timer is not None:
+            self._stock_timer.cancel()
+            self._stock_timer = None
+        if self._heap:
+            delay_s = max(0.0, (self._heap[0][0] - self.wall_ns()) / 1e9)
+            self._stock_timer = self._loop.call_later(delay_s, self._open_gate)
+
+    def _open_gate(self) -> None:
+        if not self._gate_pending:
+            self._gate_pending = True
+            self._loop.call_soon(self._gate)
+
+    def _gate(self) -> None:
+        if self._ready:  # somebody is still running on the last wake-up
+            self._loop.call_soon(self._gate)
+            return
+        while self._heap and self._heap[0][2].callback is None:
+            heapq.heappop(self._heap)
+        # Under the lock, so that no answer with an earlier stamp can still be on its way into the inbox.
+        with self._lock:
+            timer_due_ns = self._heap[0][0] if self._heap and self._heap[0][0] <= self.wall_ns() else None
+            posted = None
+            if self._inbox and (timer_due_ns is None or self._inbox[0][0] < timer_due_ns):
+                posted = self._inbox.popleft()
+        if posted is not None:
+            when_ns, callback, args = posted
+        elif timer_due_ns is not None:
+            when_ns, _, timer = heapq.heappop(self._heap)
+            callback, args = cast("Callable[..., object]", timer.callback), timer.args
+        else:
+            self._gate_pending = False
+            self._arm()
+            return
+        self._now_ns = max(self._now_ns, when_ns)
+        self._loop.call_soon(self._gate)
+        callback(*args)
+
+
+def clock() -> Clock:
+    """The running loop's clock, made at first use on a stock loop."""
+    loop = asyncio.get_running_loop()
+    found = getattr(loop, "mcjax_clock", None)
+    if found is None:
+        found = WallClock(loop)
+        loop.mcjax_clock = found  # pyright: ignore[reportAttributeAccessIssue]
+    return cast("Clock", found)
+
+
+def now_ns() -> int:
+    return clock().now_ns()
+
+
+def _set_result(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+async def sleep_until_ns(when_ns: int) -> None:
+    """Return at `when_ns`, or at once (after one wake-up) if that is past."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock().call_at_ns(when_ns, _set_result, future, None)
+    try:
+        await future
+    finally:
+        timer.cancel()
+
+
+async def sleep_ns(duration_ns: int) -> None:
+    await sleep_until_ns(clock().now_ns() + duration_ns)
+
+
+class Signal:
+    """A flag that one waiter at a time awaits, with an optional time to give up: one future for both."""
+
+    __slots__ = ("_future", "_raised", "name")
+
+    def __init__(self, name: str = ""):
+        self.name = name
+        self._raised = False
+        self._future: asyncio.Future[bool] | None = None
+
+    def set(self) -> None:
+        """Raise the flag; a waiter takes it down again as it wakes."""
+        self._raised = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(True)
+
+    def clear(self) -> None:
+        self._raised = False
+
+    async def wait(self, until_ns: int | None = None) -> bool:
+        """True when the flag was raised, False when `until_ns` came first."""
+        if self._raised:
+            self._raised = False
+            return True
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._future = future
+        timer = None if until_ns is None else clock().call_at_ns(until_ns, _set_result, future, False)
+        try:
+            woken = await future
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+        if woken:
+            self._raised = False
+        return woken
+
+
+class WaitQueue:
+    """Waiters in order of arrival; each waits until its own condition holds and everyone before it has gone."""
+
+    def __init__(self, name: str = ""):
+        self.name = name
+        self._waiters: deque[tuple[Callable[[], bool], asyncio.Future[bool]]] = deque()
+
+    async def until(self, condition: Callable[[], bool], deadline_ns: int | None = None) -> bool:
+        """True once `condition()` held (it may take what it found: it succeeds once), False when time ran out."""
+        if not self._waiters and condition():
+            return True
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        entry = (condition, future)
+        self._waiters.append(entry)
+        timer = None if deadline_ns is None else clock().call_at_ns(deadline_ns, _set_result, future, False)
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if entry in self._waiters:
+                self._waiters.remove(entry)
+                self.notify()
+
+    def notify(self) -> None:
+        """Something changed: let those through whose turn and condition have come."""
+        while self._waiters:
+            condition, future = self._waiters[0]
+            if future.done():
+                self._waiters.popleft()
+                continue
+            if not condition():
+                return
+            self._waiters.popleft()
+            future.set_result(True)
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+
+async def within(deadline_ns: int, future: asyncio.Future[T]) -> T:
+    """The future's result, or `DeadlineExceeded` at `deadline_ns`. The future itself is left as it is."""
+    if not future.done():
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            _set_result(waiter, None)
+
+        timer = clock().call_at_ns(deadline_ns, wake, None)
+        future.add_done_callback(wake)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            future.remove_done_callback(wake)
+        if not future.done():
+            raise DeadlineExceeded(f"nothing by {deadline_ns / 1e9:.6f} s")
+    return future.result()
+
+
+async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:
+    """Index of the future that is done first (the lowest, if several already are). None of them is cancelled."""
+    for index, future in enumerate(futures):
+        if future.done():
+            return index
+    waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    wakers: list[Callable[[asyncio.Future[Any]], None]] = []
+    for index, future in enumerate(futures):
+
+        def wake(_: asyncio.Future[Any], index: int = index) -> None:
+            _set_result(waiter, index)
+
+        wakers.append(wake)
+        future.add_done_callback(wake)
+    try:
+        return await waiter
+    finally:
+        for future, wake in zip(futures, wakers, strict=True):
+            future.remove_done_callback(wake)
+
+
+def spawn(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task whose owner must await or cancel it; see `Scope` for tasks that live as long as something else."""
+    return asyncio.get_running_loop().create_task(coroutine, name=name)
+
+
+async def settle(task: asyncio.Task[Any]) -> None:
+    """Cancel `task` if it still runs and wait until it has really ended; its own outcome is of no interest any more."""
+    if not task.done():
+        task.cancel()
+    while not task.done():
+        try:
+            await _Done(task)
+        except asyncio.CancelledError:
+            # Our own cancellation must not leave the child running: remember it, finish the job, then obey.
+            while not task.done():
+                await _Done(task)
+            raise
+    if not task.cancelled():
+        task.exception()
+
+
+class _Done(Awaitable[None]):
+    """Awaits a future's end without taking its result or cancelling it."""
+
+    def __init__(self, future: asyncio.Future[Any]):
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            _set_result(waiter, None)
+
+        self._future.add_done_callback(wake)
+        try:
+            yield from waiter.__await__()
+        finally:
+            self._future.remove_done_callback(wake)
+
+
+class Scope:
+    """Tasks that live inside a block: cancelled and awaited, in the order they were spawned, when it ends.
+
+    A child that fails ends the block: the failure is raised where the block waits (`run`), or at its end.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._children: dict[asyncio.Task[Any], None] = {}
+        self._failed: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Scope:
+        self._failed = asyncio.get_running_loop().create_future()
+        return self
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = spawn(coroutine, name)
+        self._children[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._children.pop(task, None)
+        if task.cancelled() or self._failed is None or self._failed.done():
+            return
+        problem = task.exception()
+        if problem is not None:
+            self._failed.set_exception(problem)
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` to its end, unless a child of the scope fails first: then raise that failure."""
+        assert self._failed is not None
+        task = spawn(coroutine, f"{self.name}.body")
+        try:
+            await first_of([self._failed, task])
+            if self._failed.done():
+                await settle(task)
+                self._failed.result()
+            return task.result()
+        finally:
+            if not task.done():
+                await settle(task)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for task in list(self._children):
+            await settle(task)
+        assert self._failed is not None
+        if self._failed.done() and error is None:
+            self._failed.result()
+        elif self._failed.done():
+            self._failed.exception()

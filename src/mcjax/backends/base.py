@@ -1,0 +1,60 @@
+"""What a world provides. Everything above it is the same in every world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from mcjax.cost.base import CostModel
+from mcjax.engine.base import InstanceParts as InstanceParts
+from mcjax.kvpool.base import BlockStore
+from mcjax.transfer.base import Transport
+from mcjax.types import KVFormat, Role
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """A world makes mechanisms and turns the loop. Parts are made before or during the run, never shared."""
+
+    name: str
+    virtual: bool
+    """True when time is virtual, so that a run is a function of its config."""
+    keeps_tokens: bool
+    """True when output token ids exist."""
+    shares_decoded: bool
+    """True when a block that decode filled may be matched by other requests: its bits do not depend on who made it."""
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `main` to its end on this world's loop. Called once."""
+        ...
+
+    def kv_format(self) -> KVFormat: ...
+
+    def link(self) -> tuple[float, float]:
+        """What estimates assume of a node's network: bytes a second, and latency in seconds."""
+        ...
+
+    def cost(self) -> CostModel:
+        """The cost model that estimates are made with. Available once `prepare` is done."""
+        ...
+
+    async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
+        """Load weights, compile, measure; `report(what, share_done)` shows progress."""
+        ...
+
+    def instance(self, name: str, node: str, role: Role) -> InstanceParts: ...
+
+    def pool_store(self, node: str) -> BlockStore:
+        """The DRAM store of a node."""
+        ...
+
+    def transports(self) -> list[Transport]:
+        """The ways to move bytes in this world, in order of preference."""
+        ...
+
+    async def remove(self, instance: str) -> None:
+        """The instance has left: free what it held."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,89 @@
+"""The checking executor: computes digests, takes arbitrary but seeded times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mcjax import aio
+from mcjax.backends.check.digests import PageView, entry, next_token
+from mcjax.backends.check.store import ByteStore
+from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
+from mcjax.types import NS_PER_S, Scripts, Tokens
+
+STEP_S = (0.5e-3, 3e-3)
+TOKEN_S = 20e-6
+
+
+class CheckExecutor:
+    """Reads and writes real bytes in pages. The bytes of a step are written as it ends, step by step."""
+
+    def __init__(
+        self, name: str, capacity: Capacity, pages: ByteStore, scripts: Scripts, rng: np.random.Generator
+    ):
+        self.name = name
+        self._capacity = capacity
+        self._pages = pages
+        self._scripts = scripts
+        self._rng = rng
+        self._stop = False
+        self._busy_ns = 0
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def busy_ns(self) -> int:
+        return self._busy_ns
+
+    def interrupt(self) -> None:
+        self._stop = True
+
+    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+        start_ns = aio.now_ns()
+        self._stop = False
+        ends_ns: list[int] = []
+        produced: list[list[int]] = [[] for _ in plan.items]
+        finished: tuple[int, ...] = ()
+        while len(ends_ns) < max_steps and not finished and not (ends_ns and self._stop):
+            tokens = sum(item.q_len for item in plan.items)
+            await aio.sleep_ns(round((self._rng.uniform(*STEP_S) + tokens * TOKEN_S) * NS_PER_S))
+            finished = self._step(plan.items, len(ends_ns), produced)
+            ends_ns.append(aio.now_ns())
+        self._busy_ns += ends_ns[-1] - start_ns
+        return Progress(
+            len(ends_ns),
+            start_ns,
+            np.array(ends_ns, np.int64),
+            [np.array(tokens, np.int32) if item.samples else None for item, tokens in zip(plan.items, produced, strict=True)],
+            finished,
+        )
+
+    def _step(self, items: list[StepItem], step: int, produced: list[list[int]]) -> tuple[int, ...]:
+        finished: list[int] = []
+        for index, item in enumerate(items):
+            view = PageView(self._pages.buffer(), item.pages, self._capacity.page_tokens)
+            start = item.start + step
+            fed = self._fed(item, step, produced[index])
+            before = view.read(start - 1) if start else b""
+            for position, token in enumerate(fed.tolist(), start):
+                before = entry(before, token)
+                view.write(position, before)
+            if not item.samples:
+                continue
+            end = start + len(fed)
+            known = None if item.tokens is None else item.tokens[1:]
+            if item.kind is Kind.DECODE and known is not None and step < len(known):
+                produced[index].append(int(known[step]))
+            else:
+                produced[index].append(next_token(view.read_all(end), end))
+            if item.generated + step + 1 >= self._scripts.script(item.request_id).output_tokens:
+                finished.append(index)
+        return tuple(finished)
+
+    @staticmethod
+    def _fed(item: StepItem, step: int, produced: list[int]) -> Tokens:
+        assert item.tokens is not None
+        if item.kind is Kind.PREFILL:
+            return item.tokens[item.start : item.start + item.q_len]
+        if step < len(item.tokens):
+            return item.tokens[step : step + 1]
+        return np.array(produced[-1:], np.int32)

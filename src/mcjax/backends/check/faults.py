@@ -1,0 +1,60 @@
+"""What can go wrong in the checking world, how often, and a schedule of the things that happen at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from mcjax.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities of one copy (`lost` ... `slow`), of one request (`cancelled`), of one heartbeat (`missed`), and
+    expected events in a schedule (`deaths`, `stale_views`)."""
+
+    lost: float = 0.0  # the copy never arrives; its transport reports an error, late
+    late: float = 0.0  # the copy arrives after the engine has given it up
+    duplicated: float = 0.0  # the copy arrives twice, the second time much later
+    corrupted: float = 0.0  # a byte is flipped on the way into a host's memory
+    slow: float = 0.0  # the copy takes a hundred times as long
+    cancelled: float = 0.0  # the client goes away at a random moment
+    missed: float = 0.0  # a heartbeat is lost
+    deaths: float = 0.0  # an instance dies with its node's memory; another joins later
+    stale_views: float = 0.0  # the conductor's view is delayed for a while
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            limit = 20.0 if item.name in ("deaths", "stale_views") else 1.0
+            if not 0.0 <= value <= limit:
+                raise ConfigError(f"faults.{item.name}", value, f"must be between 0 and {limit:g}")
+
+
+@dataclass(slots=True)
+class FaultCounts:
+    """How many of each kind were injected."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def note(self, kind: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFault:
+    """Something that happens to the cluster at `at_s`."""
+
+    at_s: float
+    kind: str
+    value: float
+
+
+def timed_faults(faults: Faults, horizon_s: float, rng: np.random.Generator) -> list[TimedFault]:
+    """Deaths and stale views of one schedule, in order of time."""
+    found: list[TimedFault] = []
+    for kind, expected in (("death", faults.deaths), ("stale_view", faults.stale_views)):
+        for _ in range(int(rng.poisson(expected))):
+            found.append(TimedFault(float(rng.uniform(0, horizon_s)), kind, float(rng.uniform(0, 1))))
+    return sorted(found, key=lambda fault: fault.at_s)

@@ -1,0 +1,43 @@
+"""Progress of a step plan as plain JSON values, so that a run's log can stand in for its executor. Free of jax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mcjax.engine.base import Progress
+from mcjax.errors import McjaxError
+
+
+class ExecutorFailed(McjaxError):
+    """The executor's thread raised. The message carries the type and text of what it was."""
+
+
+def encode_progress(progress: Progress) -> dict[str, Any]:
+    """`{steps, start_ns, ends_ns, tokens, finished}`; see `mcjax.engine.base.Progress`."""
+    return {
+        "steps": progress.steps,
+        "start_ns": progress.start_ns,
+        "ends_ns": progress.ends_ns.tolist(),
+        "tokens": [None if tokens is None else tokens.tolist() for tokens in progress.tokens],
+        "finished": list(progress.finished),
+    }
+
+
+def encode_failure(error: BaseException) -> dict[str, Any]:
+    """`{error}`, for a plan that raised."""
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+def decode_progress(payload: dict[str, Any]) -> Progress:
+    """The inverse of `encode_progress`. Raises `ExecutorFailed` for what `encode_failure` wrote."""
+    if "error" in payload:
+        raise ExecutorFailed(payload["error"])
+    return Progress(
+        steps=payload["steps"],
+        start_ns=payload["start_ns"],
+        ends_ns=np.asarray(payload["ends_ns"], dtype=np.int64),
+        tokens=[None if tokens is None else np.asarray(tokens, dtype=np.int32) for tokens in payload["tokens"]],
+        finished=tuple(payload["finished"]),
+    )

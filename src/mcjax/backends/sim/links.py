@@ -1,0 +1,349 @@
+"""Links with fair sharing: how long bytes take when many flows cross the same PCIe switches and network cards.
+
+Flows over one set of links form a *path* and are served alike, so a path keeps one service clock (bytes given to each
+of its flows so far) and its flows wait for the reading at which they are done. A flow that starts or ends touches only
+the paths that share links with it, directly or through others; nothing else changes, not even by a rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mcjax import aio
+from mcjax.types import NS_PER_S
+
+_FORGIVEN_NS = 1 / 1024
+"""Ends are rounded up to whole nanoseconds; float rounding below this must not cost one more."""
+
+_NEVER_NS = 1 << 62
+
+
+class _Link:
+    """A link, what crosses it now, and scratch space for one round of filling."""
+
+    __slots__ = ("bytes_per_s", "ended_bytes", "flows", "latency_ns", "left", "paths", "stamp", "unfilled")
+
+    def __init__(self, bytes_per_s: float, latency_ns: int):
+        self.bytes_per_s = bytes_per_s
+        self.latency_ns = latency_ns
+        self.paths: dict[_Path, None] = {}
+        self.flows = 0
+        self.ended_bytes = 0
+        self.stamp = 0
+        self.left = 0.0
+        self.unfilled = 0
+
+
+class _Path:
+    """Flows that cross the same links at the same rate, and their service clock.
+
+    `service` is the clock's reading at `since_ns`, in bytes; it runs at `rate`, in bytes per second. Only a change of
+    rate sets them anew. `flows` is a heap of (reading at which the flow is done, order of start, flow).
+    """
+
+    __slots__ = ("end_ns", "filled", "flows", "latency_ns", "links", "rate", "service", "since_ns", "stamp", "timer")
+
+    def __init__(self, links: tuple[_Link, ...]):
+        self.links = links
+        self.latency_ns = sum(link.latency_ns for link in links)
+        self.flows: list[tuple[float, int, Flow]] = []
+        self.service = 0.0
+        self.since_ns = 0
+        self.rate = 0.0
+        self.end_ns = _NEVER_NS
+        self.timer: aio.Timer | None = None
+        self.stamp = 0
+        self.filled = 0
+
+    def reading(self, now_ns: int) -> float:
+        return self.service + self.rate * (now_ns - self.since_ns) / NS_PER_S
+
+    def next_end_ns(self) -> int:
+        """When the first of the flows is done if the rate stays."""
+        left_ns = (self.flows[0][0] - self.service) * NS_PER_S / self.rate - _FORGIVEN_NS
+        return self.since_ns + math.ceil(left_ns) if left_ns > 0.0 else self.since_ns
+
+    def set_rate(self, rate: float, now_ns: int) -> None:
+        if rate != self.rate:
+            self.service = self.reading(now_ns)
+            self.since_ns = now_ns
+            self.rate = rate
+
+    def set_timer(self, model: LinkModel, clock: aio.Clock) -> None:
+        if self.timer is not None:
+            if self.timer.when_ns == self.end_ns:
+                return
+            self.timer.cancel()
+        self.timer = clock.call_at_ns(self.end_ns, model.on_timer, self)
+
+    def drop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Flow(asyncio.Future[int]):
+    """A flow in progress: a future of the time (ns) when its last byte arrives. Cancelling it gives its share back."""
+
+    __slots__ = ("model", "nbytes", "path")
+
+    def __init__(self, model: LinkModel, nbytes: int, loop: asyncio.AbstractEventLoop):
+        super().__init__(loop=loop)
+        self.model = model
+        self.nbytes = nbytes
+        self.path: _Path | None = None
+        """Where the flow is being served; None before and after (also while its last byte is under way)."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        self.model.on_cancel(self)
+        return True
+
+
+class LinkModel:
+    """Named links and the flows that cross them, in max-min fairness, for one run on one loop.
+
+    A flow crosses all its links at once and takes the same rate on each. Rates are max-min fair by progressive filling:
+    no flow could be given more without taking from one that has no more than it; n flows on one link get 1/n each.
+    A flow is served from the moment it starts; its latency (the sum over its links) is paid once, at the end, when it
+    takes no share any more. Starts and ends are integer nanoseconds; an end is rounded up. Flows whose service ends in
+    the same instant take their last way in the order in which they were started.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[str, _Link] = {}
+        self._paths: dict[tuple[str, ...], _Path] = {}
+        self._clock: aio.Clock | None = None
+        self._started = 0
+        self._stamp = 0
+        self._served: list[tuple[int, Flow, int]] = []
+
+    def add(self, name: str, bytes_per_s: float, latency_ns: int = 0) -> None:
+        """Make a link known. Raises `ValueError` for a name that is taken, no capacity or a negative latency."""
+        if name in self._links:
+            raise ValueError(f"link {name} exists already")
+        if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
+            raise ValueError(f"link {name}: {bytes_per_s} bytes/s; it must be positive and finite")
+        if latency_ns < 0:
+            raise ValueError(f"link {name}: latency of {latency_ns} ns; it must not be negative")
+        self._links[name] = _Link(float(bytes_per_s), latency_ns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every link, in the order in which they were added."""
+        return tuple(self._links)
+
+    def start(self, nbytes: int, links: Sequence[str]) -> Flow:
+        """Send `nbytes` across all of `links` at once; the future gives the time (ns) when the last byte has arrived.
+
+        A flow of no bytes arrives after the latency alone and takes no share. Raises `ValueError` for a negative size,
+        an unknown link, a link named twice, or no links.
+        """
+        names = tuple(links)
+        path = self._paths.get(names) or self._new_path(names)
+        if nbytes < 0:
+            raise ValueError(f"a flow of {nbytes} bytes")
+        if self._clock is None:
+            self._clock = aio.clock()
+        clock = self._clock
+        now_ns = clock.now_ns()
+        flow = Flow(self, nbytes, asyncio.get_running_loop())
+        if nbytes == 0:
+            self._arrive_later(flow, now_ns + path.latency_ns, now_ns)
+            return flow
+        flow.path = path
+        flows = path.flows
+        if not flows:
+            path.service, path.since_ns, path.rate, path.end_ns = 0.0, now_ns, 0.0, _NEVER_NS
+            for link in path.links:
+                link.paths[path] = None
+        self._started += 1
+        heapq.heappush(flows, (path.reading(now_ns) + nbytes, self._started, flow))
+        for link in path.links:
+            link.flows += 1
+        self._refill(path.links[0], now_ns)
+        if self._served:
+            self._release(now_ns)
+        return flow
+
+    def load(self, link: str) -> tuple[int, int]:
+        """Flows that are being served on `link` now, and the bytes they have left (rounded up)."""
+        found = self._links[link]
+        return found.flows, math.ceil(math.fsum(self._left_bytes(found)))
+
+    def carried_bytes(self, link: str) -> int:
+        """Bytes that `link` has carried so far (rounded down), also for flows that were cancelled later."""
+        found = self._links[link]
+        active = sum(flow.nbytes for path in found.paths for _, _, flow in path.flows)
+        return found.ended_bytes + active - math.ceil(math.fsum(self._left_bytes(found)))
+
+    def _left_bytes(self, link: _Link) -> list[float]:
+        if self._clock is None:
+            return []
+        now_ns = self._clock.now_ns()
+        readings = [(path, path.reading(now_ns)) for path in link.paths]
+        return [max(0.0, done - reading) for path, reading in readings for done, _, _ in path.flows]
+
+    def _new_path(self, names: tuple[str, ...]) -> _Path:
+        unknown = [name for name in names if name not in self._links]
+        if unknown or not names or len(dict.fromkeys(names)) < len(names):
+            problem = f"no link {unknown[0]}" if unknown else "a flow crosses one link or more, each once"
+            raise ValueError(f"route {names}: {problem}")
+        path = self._paths[names] = _Path(tuple(self._links[name] for name in names))
+        return path
+
+    def on_timer(self, path: _Path) -> None:
+        """The first flow of `path` is served (timers of paths call this)."""
+        assert self._clock is not None
+        now_ns = self._clock.now_ns()
+        path.timer = None
+        self._take_served(path, now_ns)
+        self._regroup(path.links, now_ns)
+        self._release(now_ns)
+
+    def on_cancel(self, flow: Flow) -> None:
+        """`flow` was given up (cancelling it calls this): others get its share from now on."""
+        path = flow.path
+        if path is None:
+            return
+        assert self._clock is not None
+        now_ns = self._clock.now_ns()
+        reading = path.reading(now_ns)
+        entry = next(entry for entry in path.flows if entry[2] is flow)
+        path.flows.remove(entry)
+        heapq.heapify(path.flows)
+        path.drop_timer()
+        self._leave(path, flow, flow.nbytes - math.ceil(max(0.0, entry[0] - reading)))
+        self._regroup(path.links, now_ns)
+        self._release(now_ns)
+
+    def _leave(self, path: _Path, flow: Flow, served_bytes: int) -> None:
+        flow.path = None
+        for link in path.links:
+            link.flows -= 1
+            link.ended_bytes += served_bytes
+            if not path.flows:
+                del link.paths[path]
+
+    def _take_served(self, path: _Path, now_ns: int) -> None:
+        """Move every flow of `path` that is done by now to `_served`."""
+        flows = path.flows
+        path.end_ns = path.next_end_ns()
+        while path.end_ns <= now_ns:
+            _, order, flow = heapq.heappop(flows)
+            self._served.append((order, flow, now_ns + path.latency_ns))
+            self._leave(path, flow, flow.nbytes)
+            path.end_ns = path.next_end_ns() if flows else _NEVER_NS
+
+    def _release(self, now_ns: int) -> None:
+        """What was served in this instant goes its last way, in order of start."""
+        served = self._served
+        if len(served) > 1:
+            served.sort(key=lambda entry: entry[0])
+        for _, flow, arrival_ns in served:
+            self._arrive_later(flow, arrival_ns, now_ns)
+        served.clear()
+
+    def _arrive_later(self, flow: Flow, arrival_ns: int, now_ns: int) -> None:
+        if arrival_ns == now_ns:
+            _arrive(flow, arrival_ns)
+        else:
+            assert self._clock is not None
+            self._clock.call_at_ns(arrival_ns, _arrive, flow, arrival_ns)
+
+    def _regroup(self, links: Sequence[_Link], now_ns: int) -> None:
+        """Refill each of the groups that `links`, which were in one, now belong to."""
+        before = self._stamp
+        for link in links:
+            if link.flows and link.stamp <= before:
+                self._refill(link, now_ns)
+
+    def _refill(self, first: _Link, now_ns: int) -> None:
+        """Set rates and the next end's timer anew for all paths that share links with `first`, directly or not."""
+        assert self._clock is not None
+        if len(first.paths) == 1:
+            (path,) = first.paths
+            count = len(path.flows)
+            if all(link.flows == count for link in path.links) and path.end_ns > now_ns:
+                self._stamp += 1
+                for link in path.links:
+                    link.stamp = self._stamp
+                path.set_rate(min([link.bytes_per_s for link in path.links]) / count, now_ns)
+                path.end_ns = path.next_end_ns()
+                path.set_timer(self, self._clock)
+                return
+        links, paths = self._group(first)
+        due = [path for path in paths if path.end_ns <= now_ns]
+        if due:
+            # They end in this very instant, only their timer is not up yet; without them the group may fall apart.
+            for path in due:
+                path.drop_timer()
+                self._take_served(path, now_ns)
+            self._regroup(links, now_ns)
+            return
+        _fill(links, len(paths), self._stamp, now_ns)
+        next_path = paths[0]
+        for path in paths:
+            path.end_ns = path.next_end_ns()
+            if path.end_ns < next_path.end_ns:
+                next_path = path
+        # One timer a group: when it comes up, or a flow joins or leaves, the whole group is looked at again.
+        for path in paths:
+            if path.timer is not None and path is not next_path:
+                path.drop_timer()
+        next_path.set_timer(self, self._clock)
+
+    def _group(self, first: _Link) -> tuple[list[_Link], list[_Path]]:
+        self._stamp += 1
+        stamp = self._stamp
+        first.stamp = stamp
+        links = [first]
+        paths: list[_Path] = []
+        for link in links:  # grows as paths lead to further links
+            link.left = link.bytes_per_s
+            link.unfilled = link.flows
+            for path in link.paths:
+                if path.stamp != stamp:
+                    path.stamp = stamp
+                    paths.append(path)
+                    for other in path.links:
+                        if other.stamp != stamp:
+                            other.stamp = stamp
+                            links.append(other)
+        return links, paths
+
+
+def _fill(links: list[_Link], paths: int, stamp: int, now_ns: int) -> None:
+    """Max-min rates: raise all alike until a link is full, settle the flows on it, go on with the rest."""
+    level = 0.0
+    open_links = links
+    while paths:
+        tightest = open_links[0]
+        lowest = math.inf
+        for link in open_links:
+            share = link.left / link.unfilled
+            if share < lowest:
+                lowest = share
+                tightest = link
+        # The level never falls; without this, rounding could leave a last link a hair below it, or below zero.
+        level = max(level, lowest)
+        for path in tightest.paths:
+            if path.filled != stamp:
+                path.filled = stamp
+                path.set_rate(level, now_ns)
+                paths -= 1
+                count = len(path.flows)
+                for link in path.links:
+                    link.left -= level * count
+                    link.unfilled -= count
+        open_links = [link for link in open_links if link.unfilled]
+
+
+def _arrive(flow: Flow, arrival_ns: int) -> None:
+    if not flow.done():
+        flow.set_result(arrival_ns)

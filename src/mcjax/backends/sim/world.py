@@ -1,0 +1,112 @@
+"""The simulated world: sizes instead of bytes, costs instead of compute, virtual time. It never imports jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from mcjax.backends.sim.executor import SimExecutor
+from mcjax.backends.sim.links import LinkModel
+from mcjax.backends.sim.transport import SimTransport, device_route, network_route, other_node, same_node
+from mcjax.backends.virtual import VirtualLoop
+from mcjax.cost.base import CostModel
+from mcjax.cost.hardware import Hardware
+from mcjax.cost.memory import kv_capacity_tokens
+from mcjax.cost.model_shape import ModelShape
+from mcjax.engine.base import Capacity, InstanceParts
+from mcjax.errors import ConfigError
+from mcjax.kvpool.stores.slots import SlotStore
+from mcjax.transfer.base import Transport
+from mcjax.types import NS_PER_S, KVFormat, Role, Scripts, Tier
+
+T = TypeVar("T")
+
+
+class SimWorld:
+    """Equal instances of one hardware, each on a node of its own.
+
+    Args:
+        chunk_tokens: most prompt tokens in one step.
+        max_batch: most sequences in one decode step.
+        memory_share: share of device memory used for weights, activations and KV.
+        pool_bytes: DRAM of a node's pool; None takes the hardware's.
+    """
+
+    name = "sim"
+    virtual = True
+    keeps_tokens = True
+    shares_decoded = True
+
+    def __init__(
+        self,
+        model: ModelShape,
+        hardware: Hardware,
+        cost: CostModel,
+        scripts: Scripts,
+        block_tokens: int,
+        chunk_tokens: int = 8192,
+        max_batch: int = 256,
+        memory_share: float = 0.9,
+        pool_bytes: int | None = None,
+    ):
+        self.links = LinkModel()
+        self._model = model
+        self._hardware = hardware
+        self._cost = cost
+        self._scripts = scripts
+        self._format = model.kv_format(block_tokens, fingerprint=model.name)
+        capacity_tokens = kv_capacity_tokens(model, hardware, memory_share)
+        self._capacity = Capacity(
+            pages=capacity_tokens // block_tokens,
+            page_tokens=block_tokens,
+            page_bytes=self._format.block_bytes,
+            max_batch=max_batch,
+            chunk_tokens=chunk_tokens,
+            max_context_tokens=capacity_tokens,
+        )
+        self._pool_blocks = int(hardware.host_dram_bytes if pool_bytes is None else pool_bytes) // self._format.block_bytes
+        if self._pool_blocks < 1:
+            raise ConfigError("kvpool.dram_bytes", pool_bytes, f"less than one block of {self._format.block_bytes} bytes")
+        self._transports: list[Transport] = [
+            SimTransport(self.links, device_route, "device", same_node),
+            SimTransport(self.links, network_route, "network", other_node),
+        ]
+        self._nodes: dict[str, None] = {}
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return VirtualLoop().run(main)
+
+    def kv_format(self) -> KVFormat:
+        return self._format
+
+    def cost(self) -> CostModel:
+        return self._cost
+
+    def link(self) -> tuple[float, float]:
+        return float(self._hardware.nic_bytes_per_s), self._hardware.nic_latency_ns / NS_PER_S
+
+    async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
+        pass
+
+    def instance(self, name: str, node: str, role: Role) -> InstanceParts:
+        executor = SimExecutor(name, self._capacity, self._cost, self._scripts)
+        pages = SlotStore(node, Tier.HBM, self._capacity.pages, self._capacity.page_bytes, f"{name}.hbm")
+        return InstanceParts(executor, pages)
+
+    def pool_store(self, node: str) -> SlotStore:
+        hardware = self._hardware
+        if node not in self._nodes:
+            self._nodes[node] = None
+            self.links.add(f"pcie:{node}", hardware.pcie_bytes_per_s, hardware.pcie_latency_ns)
+            self.links.add(f"out:{node}", hardware.nic_bytes_per_s, hardware.nic_latency_ns)
+            self.links.add(f"in:{node}", hardware.nic_bytes_per_s)
+        return SlotStore(node, Tier.DRAM, self._pool_blocks, self._format.block_bytes)
+
+    def transports(self) -> list[Transport]:
+        return self._transports
+
+    async def remove(self, instance: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,192 @@
+"""The virtual-time event loop: integer nanoseconds, ordered ties, no threads, and an error instead of a hang.
+
+It runs ordinary asyncio tasks and futures. Everything ready runs first, in order; only then does time jump to the earliest
+timer, one timer at a time: the same discipline as `mcjax.aio.WallClock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from types import CoroutineType
+from typing import Any, TypeVar, cast
+
+from mcjax.aio import Timer
+from mcjax.errors import Deadlock
+
+T = TypeVar("T")
+
+_REPORTED_TASKS = 40
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """A loop that is its own `mcjax.aio.Clock`. One run a loop."""
+
+    def __init__(self) -> None:
+        self.mcjax_clock = self
+        self._now_ns = 0
+        self._sequence = 0
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None]] = deque()
+        self._running = False
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._unhandled: list[dict[str, Any]] = []
+
+    # The clock
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def time(self) -> float:
+        return self._now_ns / 1e9
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
+        timer = Timer(max(when_ns, self._now_ns), callback, args)
+        self._sequence += 1
+        heapq.heappush(self._heap, (timer.when_ns, self._sequence, timer))
+        return timer
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        raise RuntimeError("there are no other threads in virtual time; use call_at_ns")
+
+    # What asyncio's tasks and futures need of a loop
+
+    def call_soon(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> None:
+        self._ready.append((callback, args, context))
+
+    def call_soon_threadsafe(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> None:
+        raise RuntimeError("call_soon_threadsafe: a thread would break the order of virtual time")
+
+    def call_later(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Timer:
+        return self.call_at_ns(self._now_ns + round(delay * 1e9), callback, *args)
+
+    def call_at(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Timer:
+        return self.call_at_ns(round(when * 1e9), callback, *args)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = asyncio.Task(cast("Coroutine[Any, Any, T]", coro), loop=self, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._unhandled.append(context)
+
+    # Running
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `main()` to its end and return its result.
+
+        Raises:
+            Deadlock: nothing can happen any more and `main` is not done; lists who waits, and where.
+        """
+        asyncio._set_running_loop(self)  # noqa: SLF001  (the documented way for a loop's own implementation)
+        self._running = True
+        try:
+            task = self.create_task(main(), name="main")
+            self._turn(task)
+            return task.result()
+        except BaseException:
+            self._cancel_all()
+            raise
+        finally:
+            self._running = False
+            asyncio._set_running_loop(None)  # noqa: SLF001
+
+    def _turn(self, main: asyncio.Task[Any], until_ns: int | None = None) -> None:
+        ready, heap = self._ready, self._heap
+        pop = heapq.heappop
+        while not main.done():
+            while ready:
+                callback, args, context = ready.popleft()
+                if context is None:
+                    callback(*args)
+                else:
+                    context.run(callback, *args)
+            if main.done():
+                return
+            while heap and heap[0][2].callback is None:
+                pop(heap)
+            if not heap:
+                raise Deadlock(self.who_waits())
+            if until_ns is not None and heap[0][0] > until_ns:
+                self._now_ns = until_ns
+                return
+            when_ns, _, timer = pop(heap)
+            self._now_ns = when_ns
+            cast("Callable[..., object]", timer.callback)(*timer.args)
+
+    def run_until(self, main: asyncio.Task[Any], until_ns: int) -> bool:
+        """Advance to `until_ns` at most; True when `main` is done. For stepping by hand."""
+        asyncio._set_running_loop(self)  # noqa: SLF001
+        try:
+            self._turn(main, until_ns)
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001
+        return main.done()
+
+    def _cancel_all(self) -> None:
+        """After an error: let every task run its `finally` blocks, as far as that takes no time."""
+        for _ in range(3):
+            tasks = list(self._tasks)
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            while self._ready:
+                callback, args, _ = self._ready.popleft()
+                callback(*args)
+
+    def who_waits(self) -> str:
+        """Every task that has not ended, and the chain of awaits it stands in."""
+        lines = [f"at {self._now_ns / 1e9:.6f} s of virtual time these still wait:"]
+        tasks = list(self._tasks)
+        for task in tasks[:_REPORTED_TASKS]:
+            lines.append(f"  {task.get_name()}: {_awaits(task)}")
+        if len(tasks) > _REPORTED_TASKS:
+            lines.append(f"  and {len(tasks) - _REPORTED_TASKS} more")
+        return "\n".join(lines)
+
+
+def _awaits(task: asyncio.Task[Any]) -> str:
+    """The chain of awaits inside a task, outermost first."""
+    places: list[str] = []
+    coroutine: Any = task.get_coro()
+    while isinstance(coroutine, CoroutineType):
+        frame = coroutine.cr_frame
+        if frame is not None:
+            places.append(f"{coroutine.__qualname__}:{frame.f_lineno}")
+        coroutine = coroutine.cr_await
+    return " > ".join(places) or "not started"

@@ -1,0 +1,171 @@
+"""The shape of a decoder, from which parameters, KV cache and FLOPs are counted. Catalogue: `conf/model/*.yaml`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mcjax.errors import ConfigError
+from mcjax.types import KVFormat, KVGroup
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe")
+_MAY_BE_ZERO = ("experts", "experts_per_token")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Llama-like decoder: grouped-query attention with full context, gated MLP (dense, or experts in every layer).
+
+    Bytes are of one element; `d_ff` is the width of one expert where there are experts (`experts` 0: dense).
+    """
+
+    name: str
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab: int
+    experts: int = 0
+    experts_per_token: int = 0
+    tied_embeddings: bool = False
+    dtype_bytes: int = 2
+    kv_dtype_bytes: int = 2
+    max_context_tokens: int = 131_072
+    qk_norm: bool = False
+    """Queries and keys are normalised per head (Qwen3): two more vectors of `head_dim` a layer."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type != "int":
+                continue
+            value: object = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"model.{field.name}", value, "must be an integer")
+            if value < 0 or (value == 0 and field.name not in _MAY_BE_ZERO):
+                raise ConfigError(f"model.{field.name}", value, "must be positive")
+        if self.heads % self.kv_heads:
+            raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
+        if (self.experts == 0) != (self.experts_per_token == 0) or self.experts_per_token > self.experts:
+            raise ConfigError("model.experts_per_token", self.experts_per_token, f"of model.experts={self.experts}")
+
+    @property
+    def attention_parameters(self) -> int:
+        """Query, key, value and output matrices of one layer."""
+        return self.d_model * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Gate, up and down matrices of one layer's MLP, or of one expert."""
+        return 3 * self.d_model * self.d_ff
+
+    @property
+    def router_parameters(self) -> int:
+        return self.d_model * self.experts
+
+    @property
+    def head_parameters(self) -> int:
+        return self.vocab * self.d_model
+
+    @property
+    def parameters(self) -> int:
+        """Every weight, as a checkpoint holds it."""
+        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+        mlp = self.mlp_parameters * max(self.experts, 1) + self.router_parameters
+        embeddings = self.head_parameters * (1 if self.tied_embeddings else 2)
+        return embeddings + self.layers * (self.attention_parameters + mlp + norms) + self.d_model
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
+
+    def kv_format(self, block_tokens: int, fingerprint: str) -> KVFormat:
+        """The one-group layout of a block of `block_tokens` tokens; `fingerprint` names the weights and dtype."""
+        return KVFormat(fingerprint, block_tokens, (KVGroup("full", "full", self.kv_bytes_per_token),))
+
+    @classmethod
+    def from_hugging_face(
+        cls,
+        config: Mapping[str, Any],
+        name: str = "",
+        dtype_bytes: int | None = None,
+        kv_dtype_bytes: int | None = None,
+    ) -> ModelShape:
+        """Read a `config.json` of the Llama, Mistral, Qwen3, Mixtral or Qwen3-MoE family.
+
+        Raises `ConfigError` for another family, for a missing field, and for what would make the counts wrong (sliding
+        windows, layers without experts, quantised weights of unstated width).
+        """
+        family = str(config.get("model_type", ""))
+        if family not in _FAMILIES:
+            raise ConfigError("model_type", family or None, "is not a family whose shape is known here", _FAMILIES)
+
+        def integer(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            if value is None:
+                value = default
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(key, value, f"a {family} config needs this integer field")
+            return value
+
+        windowed = config.get("use_sliding_window", family in ("mistral", "mixtral"))
+        if windowed and config.get("sliding_window"):
+            raise ConfigError("sliding_window", config["sliding_window"], "window attention is not counted; use full")
+        if family == "qwen3_moe" and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
+            raise ConfigError("mlp_only_layers", config.get("mlp_only_layers"), "every layer must have experts")
+        if dtype_bytes is None:
+            dtype_bytes = _dtype_bytes(config)
+        experts_key = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(family)
+        heads = integer("num_attention_heads")
+        d_model = integer("hidden_size")
+        return cls(
+            name=name or str(config.get("_name_or_path") or family),
+            layers=integer("num_hidden_layers"),
+            d_model=d_model,
+            heads=heads,
+            kv_heads=integer("num_key_value_heads", heads),
+            head_dim=integer("head_dim", d_model // heads),
+            d_ff=integer("moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"),
+            vocab=integer("vocab_size"),
+            experts=integer(experts_key) if experts_key else 0,
+            experts_per_token=integer("num_experts_per_tok") if experts_key else 0,
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            dtype_bytes=dtype_bytes,
+            kv_dtype_bytes=kv_dtype_bytes or dtype_bytes,
+            max_context_tokens=integer("max_position_embeddings"),
+            qk_norm=family.startswith("qwen3"),
+        )
+
+    @classmethod
+    def read(
+        cls, path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None
+    ) -> ModelShape:
+        """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one)."""
+        file = Path(path)
+        file = file / "config.json" if file.is_dir() else file
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError("model.path", path, f"is no readable config.json ({error})") from None
+        if not isinstance(config, dict):
+            raise ConfigError("model.path", path, "does not hold a JSON object")
+        return cls.from_hugging_face(config, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _dtype_bytes(config: Mapping[str, Any]) -> int:
+    if config.get("quantization_config"):
+        raise ConfigError("quantization_config", "...", "weights are quantised; say dtype_bytes and kv_dtype_bytes")
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if dtype not in _DTYPE_BYTES:
+        raise ConfigError("dtype", dtype, "has no known width; say dtype_bytes", _DTYPE_BYTES)
+    return _DTYPE_BYTES[dtype]

@@ -1,0 +1,107 @@
+"""The compute seam: step plans go in, progress comes out. Implemented once a world."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.kvpool.base import BlockStore
+from mcjax.types import Sampling, Tokens
+
+
+class Kind(enum.Enum):
+    """What a step item computes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an executor can hold. One page holds one block of `page_tokens` tokens."""
+
+    pages: int
+    page_tokens: int
+    page_bytes: int
+    max_batch: int
+    chunk_tokens: int
+    max_context_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class StepItem:
+    """One sequence's share of a step. The loop owns it and moves `start` on; executors only read it.
+
+    The step feeds tokens `start .. start + q_len` (`tokens`, `[q_len]`, None where ids do not exist), writes their KV into
+    `pages` (`page_tokens` a page, position p lies in `pages[p // page_tokens]`), and attends to everything before.
+    If `samples`, the logits of the last position give the next token; with macro-steps that token is fed in turn.
+    """
+
+    request_id: int
+    kind: Kind
+    start: int
+    q_len: int
+    pages: list[int]
+    sampling: Sampling
+    tokens: Tokens | None = None
+    samples: bool = True
+    generated: int = 0
+    """Output tokens before this step; a simulated executor finds the end of the output by it."""
+    forced: int = 0
+    """How many of the next tokens are already known (a replay after a loss): they are fed, not sampled."""
+    adapter: str = ""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A ragged batch. Decode items all have `q_len == 1`."""
+
+    items: list[StepItem] = field(default_factory=list[StepItem])
+
+
+@dataclass(slots=True)
+class Progress:
+    """What happened: `ends_ns[k]` is when step k ended (`[steps]` int64, run time).
+
+    `tokens[i]` are the tokens item i produced (`[0..steps]`; None where only counts exist: then one a step if it samples).
+    `finished` holds the indices of items whose output ended (stop token, or the script's end), in order.
+    """
+
+    steps: int
+    start_ns: int
+    ends_ns: NDArray[np.int64]
+    tokens: list[Tokens | None]
+    finished: tuple[int, ...] = ()
+
+
+class Executor(Protocol):
+    """Runs step plans on one device or mesh (or pretends to), one plan at a time."""
+
+    name: str
+
+    def capacity(self) -> Capacity: ...
+
+    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+        """Run up to `max_steps` equal steps; ends early when an item's output ends, or on `interrupt`."""
+        ...
+
+    def interrupt(self) -> None:
+        """Stop at the next step boundary. Does nothing when idle."""
+        ...
+
+    def busy_ns(self) -> int:
+        """Time spent computing so far."""
+        ...
+
+
+@dataclass(slots=True)
+class InstanceParts:
+    """One instance's mechanisms: compute, and the device memory that its pages lie in."""
+
+    executor: Executor
+    pages: BlockStore

@@ -1,0 +1,51 @@
+"""`cluster`: which instances exist, as a plain value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mcjax.errors import ConfigError
+from mcjax.types import Role
+
+_LETTERS = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
+_FORM = "like 8p8d, 16m, 2p2d+1m, or a mapping such as {prefill: 8, decode: 8}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance, on a node of its own."""
+
+    name: str
+    role: Role
+
+    @property
+    def node(self) -> str:
+        return f"node-{self.name}"
+
+
+def parse_cluster(value: object) -> list[InstanceSpec]:
+    """Instances in a fixed order: `p0 p1 .. d0 d1 .. m0 ..`. Raises `ConfigError` for anything that could serve nothing."""
+    counts = _counts(value)
+    if counts[Role.MIXED] == 0 and (counts[Role.PREFILL] == 0 or counts[Role.DECODE] == 0):
+        raise ConfigError("cluster", value, f"needs prefill and decode instances, or mixed ones; {_FORM}")
+    letter = {role: letter for letter, role in _LETTERS.items()}
+    return [InstanceSpec(f"{letter[role]}{index}", role) for role, count in counts.items() for index in range(count)]
+
+
+def _counts(value: object) -> dict[Role, int]:
+    counts = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.MIXED), 0)
+    if isinstance(value, Mapping):
+        for role, count in value.items():  # pyright: ignore[reportUnknownVariableType]
+            if role not in counts or not isinstance(count, int) or count < 0:
+                raise ConfigError(f"cluster.{role}", count, "needs a role and a count", [str(role) for role in counts])
+            counts[Role(role)] = count  # pyright: ignore[reportUnknownArgumentType]
+        return counts
+    text = str(value).lower().replace("+", "")
+    parts = re.findall(r"(\d+)([pdm])", text)
+    if not parts or "".join(count + letter for count, letter in parts) != text:
+        raise ConfigError("cluster", value, f"cannot be read; write it {_FORM}")
+    for count, letter in parts:
+        counts[_LETTERS[letter]] += int(count)
+    return counts

@@ -1,0 +1,51 @@
+"""A decode instance: takes a finished prompt's blocks from its node's pool, and produces the rest of the output.
+
+It never computes a prompt: what it cannot find or verify goes back to the conductor.
+"""
+
+from __future__ import annotations
+
+from mcjax.engine.instance import Instance
+from mcjax.engine.prefix import load
+from mcjax.errors import RecordMismatch
+from mcjax.sched.job import CompletionRecord, Job
+from mcjax.types import Role
+
+
+class DecodeInstance(Instance):
+    """`decode` is the whole life of an output here."""
+
+    role = Role.DECODE
+
+    async def decode(self, job: Job, record: CompletionRecord) -> None:
+        """Verify the record, load its blocks, decode to the end, and write back what was filled."""
+        self.accept(0)
+        pages: list[int] = []
+        try:
+            self._verify(job, record)
+            pages = await self.pages.take(self.pages_for(job, job.request.prompt_tokens + job.request.max_tokens))
+            await self._load(job, record, pages)
+            await self.generate(job, pages, record.first_token)
+            await self.write_back(job, pages)
+        finally:
+            self.pages.give_back(pages)
+            self.done(0)
+
+    def _verify(self, job: Job, record: CompletionRecord) -> None:
+        request = job.request
+        if record.request_id != request.request_id or record.prompt_tokens != request.prompt_tokens:
+            raise RecordMismatch(request.request_id, f"the record is of request {record.request_id}")
+        tail = request.prompt_tokens - len(record.blocks) * self.capacity.page_tokens
+        if len(record.pin) != len(record.blocks) or len(record.tail) != (tail > 0):
+            raise RecordMismatch(request.request_id, f"{len(record.pin)} of {len(record.blocks)} blocks are here")
+        self.node.adopt(record.pin)
+        self.node.adopt(record.tail)
+
+    async def _load(self, job: Job, record: CompletionRecord, pages: list[int]) -> None:
+        pool = self.node.pool
+        slots = [*pool.region(record.blocks).slots, *record.tail.slots]
+        checksums = (*record.checksums, record.tail_checksum)
+        target = self.pages.store.regions(pages[: len(slots)])
+        await load(self.node, pool, pool.store.regions(slots), checksums, record.blocks, target, job.request_id)
+        pool.release(record.pin)
+        pool.release(record.tail)

@@ -1,0 +1,224 @@
+"""The step loop: decides what the next step computes, runs it, and hands progress to the sequences.
+
+One loop serves prefill, decode and mixed instances. It also computes the horizon: how many equal steps may pass before
+policy could want to act, so that a world may run (or skip over) them in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mcjax import aio
+from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
+from mcjax.engine.sequence import End, Sequence
+from mcjax.errors import McjaxError
+from mcjax.sched.base import Batching, Tenancy
+from mcjax.types import Recorder
+
+
+class StepLoop:
+    """Sequences of one executor. `max_steps` bounds a macro-step (None: only the horizon does)."""
+
+    def __init__(
+        self,
+        name: str,
+        executor: Executor,
+        batching: Batching,
+        tenancy: Tenancy,
+        recorder: Recorder,
+        on_change: Callable[[], None],
+        max_steps: int | None = None,
+    ):
+        self.name = name
+        self.prefills: list[Sequence] = []
+        self.decodes: list[Sequence] = []
+        self.waiting_decodes: list[Sequence] = []
+        self.context_tokens = 0
+        """Tokens held by the sequences being decoded or waiting for it."""
+        self._executor = executor
+        self._capacity: Capacity = executor.capacity()
+        self._batching = batching
+        self._tenancy = tenancy
+        self._recorder = recorder
+        self._on_change = on_change
+        self._max_steps = max_steps or (1 << 30)
+        self._wake = aio.Signal(f"{name}.loop")
+        self._running: list[Sequence] = []
+        self._dead: McjaxError | None = None
+
+    # Joining and leaving
+
+    def add_prefill(self, sequence: Sequence) -> None:
+        self._check_alive()
+        self.prefills.append(sequence)
+        self._woken()
+
+    def add_decode(self, sequence: Sequence) -> None:
+        self._check_alive()
+        self.context_tokens += sequence.item.start
+        self.waiting_decodes.append(sequence)
+        self._admit()
+        self._woken()
+
+    async def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out; returns when no running step touches its pages any more."""
+        self._remove(sequence)
+        if not sequence.running or self._dead is not None:
+            return
+        sequence.left = asyncio.get_running_loop().create_future()
+        self._executor.interrupt()
+        await sequence.left
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+
+    def _woken(self) -> None:
+        self._wake.set()
+        if self._running:
+            self._executor.interrupt()  # no effect on a single step; a macro-step ends at its next boundary
+
+    def _admit(self) -> None:
+        while self.waiting_decodes and len(self.decodes) < self._capacity.max_batch:
+            self.decodes.append(self.waiting_decodes.pop(0))
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence in self.prefills:
+            self.prefills.remove(sequence)
+        for group in (self.decodes, self.waiting_decodes):
+            if sequence in group:
+                group.remove(sequence)
+                self.context_tokens -= sequence.item.start
+        self._admit()
+
+    # Running
+
+    async def run(self) -> None:
+        """Forever: plan, run, apply."""
+        while True:
+            plan = self._plan()
+            if plan is None:
+                await self._wake.wait()
+                continue
+            self._wake.clear()
+            plan, chosen, max_steps = plan
+            self._running = chosen
+            for sequence in chosen:
+                sequence.running = True
+            try:
+                progress = await self._executor.run(plan, max_steps)
+            except McjaxError as problem:
+                self._let_go(chosen)
+                for sequence in chosen:
+                    self._remove(sequence)
+                    if not sequence.done.done():
+                        sequence.done.set_exception(problem)
+                continue
+            self._running = []
+            if self._dead is not None:
+                return
+            self._apply(plan, chosen, progress)
+            self._let_go(chosen)
+            self._on_change()
+
+    def kill(self, problem: McjaxError) -> None:
+        """The instance is dead: its steps will never end. Everyone in the loop is told, now or when they ask."""
+        self._dead = problem
+        for sequence in [*self.prefills, *self.decodes, *self.waiting_decodes]:
+            if sequence.left is not None and not sequence.left.done():
+                sequence.left.set_result(None)
+        self._let_go(self._running)
+
+    def _let_go(self, chosen: list[Sequence]) -> None:
+        self._running = []
+        for sequence in chosen:
+            sequence.running = False
+            if sequence.left is not None and not sequence.left.done():
+                sequence.left.set_result(None)
+
+    def _plan(self) -> tuple[StepPlan, list[Sequence], int] | None:
+        prefills, decodes = self.prefills, self.decodes
+        if not prefills and not decodes:
+            return None
+        if not prefills:
+            horizon = min(sequence.limit - sequence.item.generated for sequence in decodes)
+            return StepPlan([s.item for s in decodes]), list(decodes), min(horizon, self._max_steps)
+        first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
+        waiting = [prefills[first], *prefills[:first], *prefills[first + 1 :]]
+        batch = self._batching.choose(
+            [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
+        )
+        chosen: list[Sequence] = []
+        for index, tokens in batch.chunks:
+            sequence = waiting[index]
+            sequence.item.q_len = tokens
+            sequence.item.samples = sequence.item.start + tokens == sequence.end
+            chosen.append(sequence)
+        if batch.decode:
+            chosen += decodes
+        if not chosen:
+            return None
+        return StepPlan([sequence.item for sequence in chosen]), chosen, 1
+
+    def _apply(self, plan: StepPlan, chosen: list[Sequence], progress: Progress) -> None:
+        steps, ends_ns = progress.steps, progress.ends_ns
+        if steps == 0:
+            return
+        end_ns = int(ends_ns[-1])
+        decoded = 0
+        finished = frozenset(progress.finished)
+        for index, sequence in enumerate(chosen):
+            item = sequence.item
+            if item.kind is Kind.PREFILL:
+                self._chunk_done(sequence, progress, index, index in finished)
+                continue
+            decoded += 1
+            first = item.generated
+            tokens = progress.tokens[index]
+            item.start += steps
+            item.generated += steps
+            item.forced = max(0, item.forced - steps)
+            self.context_tokens += steps
+            if tokens is not None and item.tokens is not None:
+                item.tokens = item.tokens[steps:] if len(item.tokens) > steps else tokens[-1:]
+            if sequence.left is not None:
+                self.context_tokens -= steps  # it left while the step ran, and was already taken off
+                continue
+            sequence.on_tokens(first, tokens, ends_ns)
+            if index in finished or item.generated >= sequence.limit:
+                self._remove(sequence)
+                if not sequence.done.done():
+                    sequence.done.set_result(End(None if tokens is None else int(tokens[-1]), end_ns, True))
+        if decoded:
+            self._recorder.event(
+                end_ns,
+                "decode_step",
+                -1,
+                self.name,
+                blocks=decoded,
+                tokens=decoded * steps,
+                start_ns=progress.start_ns,
+            )
+
+    def _chunk_done(self, sequence: Sequence, progress: Progress, index: int, ended: bool) -> None:
+        item, end_ns = sequence.item, int(progress.ends_ns[-1])
+        start, item.start = item.start, item.start + item.q_len
+        self._tenancy.charge(sequence.request, item.q_len)
+        self._recorder.event(
+            end_ns,
+            "prefill_step",
+            item.request_id,
+            self.name,
+            blocks=1,
+            tokens=item.q_len,
+            start_ns=progress.start_ns,
+        )
+        if sequence.left is not None:
+            return
+        if item.start == sequence.end:
+            self.prefills.remove(sequence)
+        sequence.on_chunk(start, item.start, end_ns)
+        if item.start == sequence.end and not sequence.done.done():
+            tokens = progress.tokens[index]
+            sequence.done.set_result(End(None if tokens is None else int(tokens[0]), end_ns, ended))

@@ -1,0 +1,59 @@
+"""A mixed instance: the same loop and the same procedures on one executor, the colocated baseline."""
+
+from __future__ import annotations
+
+from mcjax import aio
+from mcjax.engine.instance import Instance
+from mcjax.engine.sequence import End
+from mcjax.engine.stream import BlockStream
+from mcjax.kvpool.holds import Pin, Reservation
+from mcjax.sched.job import Job, Placement
+from mcjax.types import Role
+
+
+class MixedInstance(Instance):
+    """`serve` is the whole life of a request here; its pages never move."""
+
+    role = Role.MIXED
+
+    async def serve(self, job: Job, placement: Placement) -> None:
+        """Compute the prompt, storing its blocks in the own pool, and decode on the same pages."""
+        self.accept(placement.prefill_estimate_ns)
+        undone_ns = placement.prefill_estimate_ns
+        pages: list[int] = []
+        pin: Pin | None = None
+        own: Reservation | None = None
+        pool = self.node.pool
+        try:
+            page_count = self.pages_for(job, job.request.prompt_tokens + job.request.max_tokens)
+            pin = await self._fetcher.fetch(job, placement)
+            own = await self.node.reserve_at(self.node, job.request_id, len(job.blocks) - len(pin))
+            pages = await self.pages.take(page_count)
+            start = await self.load_prefix(job, pin, pages)
+            undone_ns = 0  # from here on the loop counts it down
+            end = await self._compute(job, placement, pin, own, pages, start)
+            pool.release(own)
+            pool.release(pin)
+            if not end.output_ended:
+                await self.generate(job, pages, end.token)
+            await self.write_back(job, pages)
+        finally:
+            self.pages.give_back(pages)
+            for hold in (own, pin):
+                if hold is not None:
+                    pool.release(hold)
+            self.done(undone_ns)
+
+    async def _compute(
+        self, job: Job, placement: Placement, pin: Pin, own: Reservation, pages: list[int], start: int
+    ) -> End:
+        stream = BlockStream(self.node, self.node, job.blocks, own, pin, checksum=True)
+        task = aio.spawn(stream.run(), f"{self.name}.store.{job.request_id}")
+        try:
+            end = await self.compute_prompt(
+                job, pages, start, len(pin), stream, (task,), placement.prefill_estimate_ns, store_tail=False
+            )
+            await task
+            return end
+        finally:
+            await aio.settle(task)

@@ -1,0 +1,127 @@
+"""A prefill instance: computes prompts, and writes their blocks to the pool node that the conductor named.
+
+It knows the pool and the conductor, never the instance that will decode.
+"""
+
+from __future__ import annotations
+
+from mcjax import aio
+from mcjax.engine.instance import Instance
+from mcjax.engine.node import Node
+from mcjax.engine.stream import BlockStream, Piece
+from mcjax.kvpool.holds import Hold, Pin, Reservation
+from mcjax.sched.job import CompletionRecord, Job, Placement
+from mcjax.types import Role
+
+
+class PrefillInstance(Instance):
+    """`prefill` is the whole life of a prompt here."""
+
+    role = Role.PREFILL
+
+    async def prefill(self, job: Job, placement: Placement) -> CompletionRecord:
+        """Compute the prompt, streaming each finished chunk to the receiving node; hand over by the record returned."""
+        self.accept(placement.prefill_estimate_ns)
+        undone_ns = placement.prefill_estimate_ns
+        receiver = self.nodes[placement.receiving_node]
+        held: list[tuple[Node, Hold]] = []
+        pages: list[int] = []
+        handed_over = False
+        try:
+            page_count = self.pages_for(job, job.request.prompt_tokens)
+            pin = await self._fetcher.fetch(job, placement)
+            held.append((self.node, pin))
+            there, arriving = await self._receive(job, receiver, held)
+            own = await self._reserve(job, self.node, len(job.blocks) - len(pin), held)
+            pages = await self.pages.take(page_count)
+            start = await self.load_prefix(job, pin, pages)
+            undone_ns = 0  # from here on the loop counts it down
+            record = await self._compute(job, placement, pin, own, pages, start, receiver, there, arriving)
+            handed_over = True
+            return record
+        finally:
+            self.pages.give_back(pages)
+            for node, hold in held:
+                if not handed_over or node is self.node:
+                    self.node.give_back(node, hold)
+            self.done(undone_ns)
+
+    async def _receive(
+        self, job: Job, receiver: Node, held: list[tuple[Node, Hold]]
+    ) -> tuple[Pin, Reservation]:
+        """All the room that the prompt will need at the receiving node, before anything is computed or sent."""
+        there = self.node.pin_at(receiver, job.request_id, job.blocks)
+        held.append((receiver, there))
+        arriving = await self._reserve(job, receiver, len(job.blocks) - len(there), held)
+        return there, arriving
+
+    async def _reserve(self, job: Job, node: Node, blocks: int, held: list[tuple[Node, Hold]]) -> Reservation:
+        tail = 1 if job.request.prompt_tokens > len(job.blocks) * self.capacity.page_tokens else 0
+        reservation = await self.node.reserve_at(node, job.request_id, blocks + tail)
+        held.append((node, reservation))
+        return reservation
+
+    async def _compute(
+        self,
+        job: Job,
+        placement: Placement,
+        pin: Pin,
+        own: Reservation,
+        pages: list[int],
+        start: int,
+        receiver: Node,
+        there: Pin,
+        arriving: Reservation,
+    ) -> CompletionRecord:
+        """Three things at once: the loop computes, one stream fills the own pool, another the receiver's."""
+        blocks, cached, present = job.blocks, len(pin), len(there)
+        arrived: dict[int, bytes] = dict(enumerate(self.node.pool.checksums(blocks[:cached])))
+        tail_checksum = b""
+
+        def sent_on(piece: Piece) -> None:
+            nonlocal tail_checksum
+            if not piece.shared:
+                tail_checksum = piece.checksums[0] if piece.checksums else b""
+                onward.push(piece)
+                return
+            arrived.update(enumerate(piece.checksums, piece.first))
+            skip = max(0, present - piece.first)
+            if skip < len(piece.region.slots):
+                region = self.node.pool.region(blocks[piece.first + skip : piece.first + len(piece.region.slots)])
+                onward.push(Piece(piece.first + skip, region, piece.checksums[skip:]))
+
+        onward = BlockStream(self.node, receiver, blocks, arriving, there, checksum=False)
+        inward = BlockStream(self.node, self.node, blocks, own, pin, checksum=True, on_arrival=sent_on)
+        if cached > present:
+            span = blocks[present:cached]
+            onward.push(Piece(present, self.node.pool.region(span), self.node.pool.checksums(span)))
+        first_task = aio.spawn(inward.run(), f"{self.name}.store.{job.request_id}")
+        second_task = aio.spawn(onward.run(), f"{self.name}.send.{job.request_id}")
+        try:
+            end = await self.compute_prompt(
+                job,
+                pages,
+                start,
+                cached,
+                inward,
+                (first_task, second_task),
+                placement.prefill_estimate_ns,
+                store_tail=True,
+            )
+            await first_task
+            onward.close()
+            await second_task
+        finally:
+            await aio.settle(first_task)
+            await aio.settle(second_task)
+        return CompletionRecord(
+            request_id=job.request_id,
+            blocks=blocks,
+            checksums=tuple(arrived.get(index, b"") for index in range(len(blocks))),
+            prompt_tokens=job.request.prompt_tokens,
+            first_token=end.token,
+            output_ended=end.output_ended,
+            pin=there,
+            tail=arriving,
+            tail_checksum=tail_checksum,
+        )

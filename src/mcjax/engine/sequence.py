@@ -1,0 +1,50 @@
+"""A sequence in an instance's step loop: its step item, how far it shall go, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.engine.base import StepItem
+from mcjax.types import Request, Tokens
+
+
+def _ignore_chunk(start: int, end: int, end_ns: int) -> None:
+    pass
+
+
+def _ignore_tokens(first: int, tokens: Tokens | None, ends_ns: NDArray[np.int64]) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a sequence's time in a loop ended: its last token here (None where ids do not exist; a prompt's last token is
+    the first of the output), when, and whether the whole output ended with it."""
+
+    token: int | None
+    end_ns: int
+    output_ended: bool
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's part in a loop. A prompt runs to `end` (a token position); a decode until `limit` output tokens exist.
+
+    `done` resolves when the sequence has come to its end in this loop. `on_chunk(start, end, end_ns)` and `on_tokens(first, tokens, ends_ns)` tell of progress.
+    """
+
+    request: Request
+    item: StepItem
+    done: asyncio.Future[End]
+    end: int = 0
+    limit: int = 0
+    on_chunk: Callable[[int, int, int], None] = field(default=_ignore_chunk)
+    on_tokens: Callable[[int, Tokens | None, NDArray[np.int64]], None] = field(default=_ignore_tokens)
+    estimate_ns: int = 0
+    running: bool = False
+    left: asyncio.Future[None] | None = None

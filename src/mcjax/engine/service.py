@@ -1,0 +1,80 @@
+"""A service: conductor, cluster and frontend of one run, put together and kept running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mcjax import aio
+from mcjax.cost.base import CostModel
+from mcjax.engine.cluster import Cluster, Mechanisms, Policies, Timing
+from mcjax.engine.cluster_spec import InstanceSpec
+from mcjax.engine.frontend import Frontend
+from mcjax.kvpool.keys import BlockNamer
+from mcjax.sched.conductor import Conductor
+from mcjax.sched.placement import Strategies
+from mcjax.sched.reports import ReportBus
+from mcjax.sched.state import ClusterState, LinkEstimate
+from mcjax.transfer.base import Transport
+from mcjax.transfer.engine import TransferEngine
+from mcjax.types import NS_PER_S, SLO, Recorder, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run may turn that is no strategy."""
+
+    report_period_s: float = 0.1  # instances, pools and links report so often
+    view_delay_s: float = 0.0  # reports reach the conductor so much later
+    attempts: int = 4  # placements of a job before it fails
+    transfer_deadline_s: float = 60.0  # bound on one attempt at a copy
+    transfer_attempts: int = 3  # attempts at a copy
+    max_steps: int | None = None  # bound on a macro-step; 1 makes every step an event
+    timing: Timing = field(default_factory=Timing)
+
+
+class Service:
+    """Built on a running loop, inside a scope that ends it."""
+
+    def __init__(
+        self,
+        scope: aio.Scope,
+        mechanisms: Mechanisms,
+        transports: Sequence[Transport],
+        cost: CostModel,
+        link: LinkEstimate,
+        namer: BlockNamer,
+        strategies: Strategies,
+        policies: Policies,
+        slo: Callable[[Request], SLO],
+        rng: np.random.Generator,
+        recorder: Recorder,
+        settings: Settings,
+        keeps_tokens: bool,
+        share_decoded: bool,
+    ):
+        kv_format = namer.kv_format
+        self.bus = ReportBus(round(settings.report_period_s * NS_PER_S), round(settings.view_delay_s * NS_PER_S))
+        state = ClusterState(cost, link, kv_format.bytes_per_token, kv_format.block_tokens)
+        self.conductor = Conductor(state, strategies, self.bus, rng, recorder, settings.attempts)
+        self.engine = TransferEngine(transports, recorder, settings.transfer_deadline_s, settings.transfer_attempts)
+        self.cluster = Cluster(
+            mechanisms,
+            self.conductor,
+            self.bus,
+            self.engine,
+            namer,
+            policies,
+            recorder,
+            settings.timing,
+            share_decoded,
+            scope,
+            settings.max_steps,
+        )
+        self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens)
+
+    def start(self, instances: Sequence[InstanceSpec]) -> None:
+        for spec in instances:
+            self.cluster.join(spec)

@@ -1,0 +1,131 @@
+"""Typed errors. Each names what it is about; whoever waits for a thing gets one of these, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class McjaxError(Exception):
+    """Base of every error that mcjax raises on purpose."""
+
+
+class UserError(McjaxError):
+    """Something the user can fix; shown as one message, without a traceback."""
+
+
+class ConfigError(UserError):
+    """A config value that cannot work. Names the key, the value and what is allowed."""
+
+    def __init__(self, key: str, value: object, problem: str, allowed: Iterable[object] = ()):
+        choices = ", ".join(str(choice) for choice in allowed)
+        message = f"{key}={value}: {problem}" + (f"; allowed: {choices}" if choices else "")
+        super().__init__(message)
+        self.key = key
+        self.value = value
+
+
+class TraceError(UserError):
+    """A trace line that cannot be read. Names the file, the line and the field."""
+
+    def __init__(self, path: str, line: int, field: str, problem: str):
+        super().__init__(f"{path}, line {line}, field {field!r}: {problem}")
+        self.path = path
+        self.line = line
+        self.field = field
+
+
+class MissingExtra(UserError):
+    """An optional dependency that is not installed. Names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str):
+        super().__init__(f"{package} is not installed; `pip install 'mcjax[{extra}]'` brings it")
+
+
+class RunError(UserError):
+    """A run directory that cannot be used (unfinished, of another version, damaged)."""
+
+
+class VerificationError(McjaxError):
+    """A run that was asked to prove something and did not."""
+
+
+class RequestError(McjaxError):
+    """A request that ended without its tokens."""
+
+    def __init__(self, request_id: int, problem: str):
+        super().__init__(f"request {request_id}: {problem}")
+        self.request_id = request_id
+
+
+class Rejected(RequestError):
+    """Refused by admission. `retry_after_s` is a hint for the client (HTTP 429)."""
+
+    def __init__(self, request_id: int, reason: str, retry_after_s: float):
+        super().__init__(request_id, f"rejected, {reason}")
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class RequestTooLarge(RequestError):
+    """Needs more blocks or pages than a whole instance or pool has: no waiting would help."""
+
+
+class RequestFailed(RequestError):
+    """Every attempt to serve the request failed; names the last cause."""
+
+
+class RecordMismatch(RequestError):
+    """A completion record that does not describe what the decode instance was given."""
+
+
+class InstanceDown(McjaxError):
+    """The instance died, or its heartbeat is overdue."""
+
+    def __init__(self, instance: str):
+        super().__init__(f"instance {instance} is down")
+        self.instance = instance
+
+
+class PoolFull(McjaxError):
+    """A pool cannot make room: what it holds is pinned, leased or reserved. The conductor decides what then."""
+
+    def __init__(self, node: str, needed: int, free: int):
+        super().__init__(f"pool {node}: {needed} blocks needed, {free} can be freed")
+        self.node = node
+
+
+class LeaseLost(McjaxError):
+    """A lease ran out before its holder was done; what it protected may be gone."""
+
+    def __init__(self, node: str, request_id: int):
+        super().__init__(f"pool {node}: the lease of request {request_id} ran out")
+
+
+class TransferError(McjaxError):
+    """A copy that did not arrive. `request_id` and `first_block` say whose."""
+
+    def __init__(self, problem: str, request_id: int = -1, first_block: int = -1):
+        super().__init__(f"transfer for request {request_id}, block {first_block}: {problem}")
+        self.problem = problem
+        self.request_id = request_id
+        self.first_block = first_block
+
+
+class StaleRegion(TransferError):
+    """The region's generation changed: its slots belong to something else now, and no byte was delivered."""
+
+
+class BlockCorrupt(TransferError):
+    """Bytes whose checksum is not the one recorded."""
+
+
+class DeadlineExceeded(McjaxError):
+    """`aio.within` gave up waiting."""
+
+
+class Deadlock(McjaxError):
+    """Virtual time cannot advance: nothing is ready, no timer is set, and somebody still waits. Lists who, for what."""
+
+
+class IntegrityError(McjaxError):
+    """An invariant of a pool, store or allocator does not hold."""

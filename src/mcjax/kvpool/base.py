@@ -1,0 +1,81 @@
+"""The pool's protocols: where blocks lie (stores), who must go (eviction), and how full is full (watermarks)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mcjax.transfer.base import Memory, Region
+from mcjax.types import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a committed slot says about its bytes. `checksum` is empty in worlds without bytes."""
+
+    block: BlockId
+    tokens: int
+    checksum: bytes = b""
+
+
+class BlockStore(Memory, Protocol):
+    """Space and headers of one tier on one node. It does no I/O: payload moves only by transports between regions."""
+
+    @property
+    def free_slots(self) -> int: ...
+
+    @property
+    def taken_slots(self) -> int:
+        """Slots that somebody was given and has not given back."""
+        ...
+
+    def reserve(self, count: int) -> list[int]:
+        """Take `count` free slots. Raises `PoolFull` and takes none if there are fewer."""
+        ...
+
+    def commit(self, slot: int, header: Header) -> None:
+        """The slot's bytes are complete: from now on its header is visible."""
+        ...
+
+    def header(self, slot: int) -> Header | None: ...
+
+    def regions(self, slots: Sequence[int]) -> Region: ...
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Give slots back; their generation grows, so every region that names them goes stale."""
+        ...
+
+    def wipe(self) -> None:
+        """The memory is lost: every region is stale, nothing is committed."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless every slot is exactly one of free, reserved, committed."""
+        ...
+
+    def check_idle(self) -> None:
+        """Raise `IntegrityError` if a transfer still holds a slot."""
+        ...
+
+
+class Eviction(Protocol):
+    """Orders blocks by how little they would be missed. The pool skips what is pinned or has children."""
+
+    def on_insert(self, block: BlockId, parent: BlockId | None) -> None: ...
+
+    def on_hit(self, block: BlockId) -> None: ...
+
+    def on_remove(self, block: BlockId) -> None: ...
+
+    def victims(self) -> Iterator[BlockId]:
+        """Blocks in the order they should go. The pool stops taking when it has enough; it may remove as it goes."""
+        ...
+
+
+class Watermark(Protocol):
+    """How full a tier may get, as shares of its capacity: eviction starts above `high` and stops at `low`."""
+
+    def levels(self, history: Sequence[float]) -> tuple[float, float]:
+        """`(low, high)`, given the recent share of prompt tokens that hit, oldest first."""
+        ...

@@ -1,0 +1,106 @@
+"""Who holds which block, as far as the conductor knows: reported residency, plus what its own decisions will bring about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.types import BlockId
+
+
+class Directory:
+    """A bit mask of nodes a block. Matching walks a prefix once for all nodes together."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, int] = {}
+        self._masks: dict[BlockId, int] = {}
+        self._expected: dict[BlockId, int] = {}
+        self._expected_counts: dict[tuple[BlockId, int], int] = {}
+
+    def node_index(self, node: str) -> int:
+        """The bit of a node, given out at first mention."""
+        return self._nodes.setdefault(node, len(self._nodes))
+
+    @property
+    def nodes(self) -> int:
+        return len(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def add(self, node: int, blocks: Iterable[BlockId]) -> None:
+        bit, masks = 1 << node, self._masks
+        for block in blocks:
+            masks[block] = masks.get(block, 0) | bit
+
+    def remove(self, node: int, blocks: Iterable[BlockId]) -> None:
+        bit, masks = 1 << node, self._masks
+        for block in blocks:
+            left = masks.get(block, 0) & ~bit
+            if left:
+                masks[block] = left
+            else:
+                masks.pop(block, None)
+
+    def expect(self, node: int, blocks: Iterable[BlockId]) -> None:
+        """An own decision will put these blocks on `node`; undone by `unexpect` once reports can tell."""
+        bit = 1 << node
+        for block in blocks:
+            place = (block, node)
+            self._expected_counts[place] = self._expected_counts.get(place, 0) + 1
+            self._expected[block] = self._expected.get(block, 0) | bit
+
+    def unexpect(self, node: int, blocks: Iterable[BlockId]) -> None:
+        bit = 1 << node
+        for block in blocks:
+            place = (block, node)
+            count = self._expected_counts[place] - 1
+            if count:
+                self._expected_counts[place] = count
+                continue
+            del self._expected_counts[place]
+            left = self._expected[block] & ~bit
+            if left:
+                self._expected[block] = left
+            else:
+                del self._expected[block]
+
+    def drop_node(self, node: int) -> None:
+        """The node is gone, and everything reported of it."""
+        bit = 1 << node
+        self.remove(node, [block for block, mask in self._masks.items() if mask & bit])
+
+    def holders(self, block: BlockId) -> list[int]:
+        """Nodes reported to hold `block`, lowest first."""
+        return _bits(self._masks.get(block, 0))
+
+    def prefix_blocks(self, blocks: Sequence[BlockId]) -> NDArray[np.int64]:
+        """`[nodes]` how many leading blocks each node holds, or is expected to hold."""
+        lengths = np.zeros(len(self._nodes), np.int64)
+        masks, expected = self._masks, self._expected
+        alive = 0
+        for depth, block in enumerate(blocks):
+            mask = masks.get(block, 0) | expected.get(block, 0)
+            if depth == 0:
+                alive = mask
+            elif mask & alive != alive:
+                for node in _bits(alive & ~mask):
+                    lengths[node] = depth
+                alive &= mask
+            if not alive:
+                break
+        else:
+            for node in _bits(alive):
+                lengths[node] = len(blocks)
+        return lengths
+
+
+def _bits(mask: int) -> list[int]:
+    found: list[int] = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

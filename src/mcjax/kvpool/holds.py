@@ -1,0 +1,64 @@
+"""What a request may hold in a pool: a pin on resident blocks, or slots reserved for blocks that are on their way.
+
+A hold given to another node is a lease: it lives by that node's heartbeat and is lost when the heartbeat stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mcjax.errors import LeaseLost
+from mcjax.transfer.base import Region
+from mcjax.types import BlockId
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A resident block. It can be evicted when nothing pins it and no resident block continues it."""
+
+    block: BlockId
+    parent: BlockId | None
+    slot: int
+    checksum: bytes
+    children: int = 0
+    pins: int = 0
+    detached: bool = False
+    """Out of the index (found corrupt), kept only until the last pin is released."""
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Owned by a request; `expires_ns` is None for a holder on the pool's own node."""
+
+    node: str
+    owner: int
+    expires_ns: int | None = None
+    released: bool = False
+    lost: bool = False
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the pool has taken the hold back."""
+        if self.lost:
+            raise LeaseLost(self.node, self.owner)
+
+
+@dataclass(slots=True, eq=False)
+class Pin(Hold):
+    """A resident prefix that must stay: one handle on the deepest block, since only leaves are evicted."""
+
+    blocks: tuple[BlockId, ...] = ()
+    deepest: Entry | None = None
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+@dataclass(slots=True, eq=False)
+class Reservation(Hold):
+    """Slots without visible blocks. They are committed in order, or given back."""
+
+    slots: list[int] = field(default_factory=list[int])
+    region: Region | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)

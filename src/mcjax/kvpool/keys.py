@@ -1,0 +1,141 @@
+"""Names of blocks. A key says: these tokens, after exactly these, for this model and layout, under this tenant's salt.
+
+Keys are SHA-256, chained, and equal across processes and restarts. Inside a run they are interned to dense ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mcjax.errors import ConfigError
+from mcjax.types import BlockId, BlockKey, KVFormat, Tokens
+
+SALTS_FILE_VARIABLE = "MCJAX_TENANT_SALTS_FILE"
+
+
+def namespace(kv_format: KVFormat, salt: str, adapter: str = "") -> bytes:
+    """Digest of everything but tokens that decides whether two blocks hold the same bytes, and of the tenant's salt."""
+    fields = [kv_format.fingerprint, adapter, salt, str(kv_format.block_tokens)]
+    for group in kv_format.groups:
+        fields += [group.name, group.kind, str(group.bytes_per_token), str(group.block_multiple)]
+    digest = hashlib.sha256(b"mcjax-namespace-1")
+    for text in fields:
+        encoded = text.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def keys_from_tokens(space: bytes, tokens: Tokens, block_tokens: int, parent: BlockKey = b"") -> list[BlockKey]:
+    """One key a *full* block of `tokens` (`[T]`); a trailing partial block has none and is never shared."""
+    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    width = 4 * block_tokens
+    keys: list[BlockKey] = []
+    key = parent
+    for start in range(0, len(data) - width + 1, width):
+        key = hashlib.sha256(space + key + data[start : start + width]).digest()
+        keys.append(key)
+    return keys
+
+
+def key_from_trace_id(space: bytes, trace_id: int) -> BlockKey:
+    """The key of a block that a trace names by an id, which already stands for the block and all before it."""
+    return hashlib.sha256(space + b"trace" + trace_id.to_bytes(8, "little")).digest()
+
+
+class KeyTable:
+    """Interns keys to dense ids for one run. A trace block's digest is only computed if somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._ids: dict[BlockKey, BlockId] = {}
+        self._trace_ids: dict[bytes, dict[int, BlockId]] = {}
+        self._keys: list[BlockKey | tuple[bytes, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def intern(self, keys: Sequence[BlockKey]) -> tuple[BlockId, ...]:
+        ids: list[BlockId] = []
+        for key in keys:
+            found = self._ids.get(key)
+            if found is None:
+                found = len(self._keys)
+                self._ids[key] = found
+                self._keys.append(key)
+            ids.append(found)
+        return tuple(ids)
+
+    def intern_trace(self, space: bytes, trace_ids: Sequence[int]) -> tuple[BlockId, ...]:
+        known = self._trace_ids.setdefault(space, {})
+        ids: list[BlockId] = []
+        for trace_id in trace_ids:
+            found = known.get(trace_id)
+            if found is None:
+                found = len(self._keys)
+                known[trace_id] = found
+                self._keys.append((space, trace_id))
+            ids.append(found)
+        return tuple(ids)
+
+    def key(self, block: BlockId) -> BlockKey:
+        """The key behind an id."""
+        found = self._keys[block]
+        return found if isinstance(found, bytes) else key_from_trace_id(*found)
+
+
+class Salts:
+    """A tenant's salt: from the JSON file that `MCJAX_TENANT_SALTS_FILE` names, else the tenant's own name.
+
+    Either way tenants never share blocks by accident; only secret salts also keep tenants from probing one another.
+    """
+
+    def __init__(self, salts: dict[str, str] | None = None):
+        self._salts = salts or {}
+
+    @classmethod
+    def from_environment(cls) -> Salts:
+        path = os.environ.get(SALTS_FILE_VARIABLE)
+        if not path:
+            return cls()
+        try:
+            loaded = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as problem:
+            raise ConfigError(SALTS_FILE_VARIABLE, path, f"cannot read a JSON object of salts: {problem}") from None
+        if not isinstance(loaded, dict) or not all(isinstance(salt, str) for salt in loaded.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            raise ConfigError(SALTS_FILE_VARIABLE, path, "must hold one JSON object, tenant to salt")
+        return cls({str(tenant): str(salt) for tenant, salt in loaded.items()})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
+
+    def of(self, tenant: str) -> str:
+        return self._salts.get(tenant, f"tenant:{tenant}")
+
+    def __repr__(self) -> str:
+        return f"Salts({len(self._salts)} redacted)"
+
+
+class BlockNamer:
+    """Gives a request's full blocks their ids; one namespace a (tenant, adapter)."""
+
+    def __init__(self, kv_format: KVFormat, salts: Salts, table: KeyTable):
+        self.kv_format = kv_format
+        self.table = table
+        self._salts = salts
+        self._spaces: dict[tuple[str, str], bytes] = {}
+
+    def space(self, tenant: str, adapter: str = "") -> bytes:
+        found = self._spaces.get((tenant, adapter))
+        if found is None:
+            found = namespace(self.kv_format, self._salts.of(tenant), adapter)
+            self._spaces[tenant, adapter] = found
+        return found
+
+    def from_tokens(self, tenant: str, tokens: Tokens) -> tuple[BlockId, ...]:
+        return self.table.intern(keys_from_tokens(self.space(tenant), tokens, self.kv_format.block_tokens))
+
+    def from_trace_ids(self, tenant: str, trace_ids: Sequence[int], full_blocks: int) -> tuple[BlockId, ...]:
+        """Ids of the first `full_blocks` trace blocks; the partial one behind them stays private."""
+        return self.table.intern_trace(self.space(tenant), trace_ids[:full_blocks])

@@ -1,0 +1,360 @@
+"""One node's pool: which blocks are resident, who holds them, and who must go.
+
+The pool decides *within* a node. It may refuse (`PoolFull`); it never moves a request elsewhere. It does no I/O: callers move
+bytes between the regions it hands out, and then commit. Every method is synchronous, so each is atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mcjax import aio
+from mcjax.errors import InstanceDown, IntegrityError, PoolFull, StaleRegion
+from mcjax.kvpool.base import BlockStore, Eviction, Header, Watermark
+from mcjax.kvpool.holds import Entry, Hold, Pin, Reservation
+from mcjax.transfer.base import Region
+from mcjax.types import BlockId, Recorder, Tier
+
+HIT_HISTORY = 256
+
+
+class Pool:
+    """Blocks of one node's DRAM.
+
+    The index holds committed blocks only, and a block only while the block before it is resident, so that a match is a walk
+    from the start. Two requests that write the same block both write; the second commit keeps the first's slot.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        store: BlockStore,
+        eviction: Eviction,
+        watermark: Watermark,
+        recorder: Recorder,
+        lease_ns: int,
+        on_change: Callable[[int, Sequence[BlockId]], None] = lambda sign, blocks: None,
+    ):
+        self.node = node
+        self.store = store
+        self.lease_ns = lease_ns
+        self.space = aio.WaitQueue(f"{node}.space")
+        self._eviction = eviction
+        self._watermark = watermark
+        self._recorder = recorder
+        self._on_change = on_change
+        self._entries: dict[BlockId, Entry] = {}
+        self._detached: dict[Entry, None] = {}
+        self._pins: dict[Pin, None] = {}
+        self._reservations: dict[Reservation, None] = {}
+        self._hits: deque[float] = deque(maxlen=HIT_HISTORY)
+        self._down = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._entries
+
+    def _check_up(self) -> None:
+        if self._down:
+            raise InstanceDown(self.node)
+
+    # Reading
+
+    @property
+    def held(self) -> int:
+        """Pins and reservations that somebody holds."""
+        return len(self._pins) + len(self._reservations)
+
+    def match(self, blocks: Sequence[BlockId]) -> int:
+        """How many leading blocks are resident now. Says nothing about later; `pin` does."""
+        self._check_up()
+        entries = self._entries
+        for depth, block in enumerate(blocks):
+            if block not in entries:
+                return depth
+        return len(blocks)
+
+    def pin(self, owner: int, blocks: Sequence[BlockId], leased: bool = False) -> Pin:
+        """Match and pin at once: the longest resident prefix of `blocks`, which stays until the pin is released."""
+        count = self.match(blocks)
+        pin = Pin(self.node, owner, self._expiry(leased), blocks=tuple(blocks[:count]))
+        if count:
+            pin.deepest = self._entries[blocks[count - 1]]
+            pin.deepest.pins += 1
+            self._touch(pin.blocks)
+        self._pins[pin] = None
+        return pin
+
+    def deepen(self, pin: Pin, blocks: Sequence[BlockId]) -> None:
+        """Let `pin` also cover blocks that were committed behind it; `blocks` is the whole chain from the start."""
+        pin.check()
+        count = self.match(blocks)
+        if count <= len(pin.blocks):
+            return
+        before = pin.deepest
+        pin.blocks = tuple(blocks[:count])
+        pin.deepest = self._entries[blocks[count - 1]]
+        pin.deepest.pins += 1
+        if before is not None:
+            self._unpin(before)
+
+    def region(self, blocks: Sequence[BlockId]) -> Region:
+        """Where resident blocks lie. Valid as long as the caller's pin; it goes stale with the slots.
+
+        Raises `StaleRegion` if one has left the index: even pinned blocks do when they are found corrupt.
+        """
+        self._check_up()
+        return self.store.regions([entry.slot for entry in self._resident(blocks)])
+
+    def checksums(self, blocks: Sequence[BlockId]) -> tuple[bytes, ...]:
+        """The checksums that blocks were committed with. Raises `StaleRegion` like `region`."""
+        return tuple(entry.checksum for entry in self._resident(blocks))
+
+    def _resident(self, blocks: Sequence[BlockId]) -> list[Entry]:
+        try:
+            return [self._entries[block] for block in blocks]
+        except KeyError as missing:
+            raise StaleRegion(f"pool {self.node}: the block has left the index", first_block=missing.args[0]) from None
+
+    def note_hits(self, share: float) -> None:
+        """A request found this share of its prompt here; watermark strategies look at the history."""
+        self._hits.append(share)
+
+    # Writing
+
+    def reserve(self, owner: int, count: int, leased: bool = False) -> Reservation:
+        """Slots for `count` blocks, evicting if need be. Raises `PoolFull` and takes nothing if there is no room."""
+        self._check_up()
+        self._make_room(count)
+        reservation = Reservation(self.node, owner, self._expiry(leased), slots=self.store.reserve(count))
+        reservation.region = self.store.regions(reservation.slots)
+        self._reservations[reservation] = None
+        return reservation
+
+    def commit(
+        self,
+        reservation: Reservation,
+        blocks: Sequence[BlockId],
+        parent: BlockId | None,
+        checksums: Sequence[bytes] = (),
+    ) -> bool:
+        """Make `blocks` visible: they fill the reservation's next slots, and `parent` (None at the start) precedes them.
+
+        False when the parent is no longer resident: the blocks could never be matched, so their slots are given back.
+        """
+        self._check_up()
+        reservation.check()
+        slots = reservation.slots[: len(blocks)]
+        del reservation.slots[: len(blocks)]
+        before = None if parent is None else self._entries.get(parent)
+        if parent is not None and before is None:
+            self.store.free(slots)
+            self._notify()
+            return False
+        inserted: list[BlockId] = []
+        duplicates: list[int] = []
+        for index, block in enumerate(blocks):
+            entry = self._entries.get(block)
+            if entry is None:
+                checksum = checksums[index] if checksums else b""
+                entry = Entry(block, None if before is None else before.block, slots[index], checksum)
+                self._entries[block] = entry
+                self.store.commit(slots[index], Header(block, 0, checksum))
+                self._eviction.on_insert(block, entry.parent)
+                if before is not None:
+                    before.children += 1
+                inserted.append(block)
+            else:
+                duplicates.append(slots[index])
+            before = entry
+        if duplicates:
+            self.store.free(duplicates)
+            self._notify()
+        if inserted:
+            self._changed("insert", 1, inserted, reservation.owner)
+        return True
+
+    # Letting go
+
+    def release(self, hold: Hold) -> None:
+        """Give a hold back; harmless if it is gone already."""
+        if hold.released:
+            return
+        hold.released = True
+        if isinstance(hold, Pin):
+            self._pins.pop(hold, None)
+            if hold.deepest is not None:
+                self._unpin(hold.deepest)
+        elif isinstance(hold, Reservation):
+            self._reservations.pop(hold, None)
+            self.store.free(hold.slots)
+            hold.slots = []
+        self._notify()
+
+    def renew(self, hold: Hold) -> None:
+        """A heartbeat for a lease. Raises `LeaseLost` if it came too late."""
+        self._check_up()
+        hold.check()
+        if hold.expires_ns is not None:
+            hold.expires_ns = aio.now_ns() + self.lease_ns
+
+    def adopt(self, hold: Hold) -> None:
+        """The hold's owner is on this node from now on: it no longer needs a heartbeat."""
+        hold.check()
+        hold.expires_ns = None
+
+    def expire(self) -> None:
+        """Take back every lease whose heartbeat is overdue."""
+        now_ns = aio.now_ns()
+        overdue = [hold for hold in self._leases() if hold.expires_ns is not None and hold.expires_ns <= now_ns]
+        for hold in overdue:
+            hold.lost = True
+            self.release(hold)
+            self._recorder.event(now_ns, "lease_lost", hold.owner, self.node, tier=Tier.DRAM)
+
+    def next_expiry_ns(self) -> int | None:
+        return min((hold.expires_ns for hold in self._leases() if hold.expires_ns is not None), default=None)
+
+    def drop(self, blocks: Sequence[BlockId]) -> None:
+        """These blocks are not what they say (corrupt, or lost): out of the index at once, with all that continues them."""
+        doomed = {block: None for block in blocks if block in self._entries}
+        while True:
+            more = [e.block for e in self._entries.values() if e.parent in doomed and e.block not in doomed]
+            if not more:
+                break
+            doomed.update(dict.fromkeys(more))
+        # Deepest first, so that children are counted down before their parents go.
+        for block in sorted(doomed, key=self._depth, reverse=True):
+            self._remove(self._entries[block])
+        if doomed:
+            self._changed("drop", -1, list(doomed), -1)
+            self._notify()
+
+    def fail(self) -> None:
+        """The node died: its memory is gone, and everyone who asks is told."""
+        self._down = True
+        self.store.wipe()
+        self._notify()
+        for hold in [*self._pins, *self._reservations]:
+            hold.lost = True
+
+    # Inside
+
+    def _notify(self) -> None:
+        """Let waiters try again, once the caller has done all it does in this instant."""
+        if len(self.space):
+            asyncio.get_running_loop().call_soon(self.space.notify)
+
+    def _expiry(self, leased: bool) -> int | None:
+        return aio.now_ns() + self.lease_ns if leased else None
+
+    def _leases(self) -> list[Hold]:
+        return [hold for hold in [*self._pins, *self._reservations] if hold.expires_ns is not None]
+
+    def _touch(self, blocks: Sequence[BlockId]) -> None:
+        on_hit = self._eviction.on_hit
+        for block in reversed(blocks):
+            on_hit(block)
+
+    def _unpin(self, entry: Entry) -> None:
+        entry.pins -= 1
+        if entry.detached and entry.pins == 0:
+            del self._detached[entry]
+            self.store.free([entry.slot])
+
+    def _depth(self, block: BlockId) -> int:
+        depth = 0
+        entry = self._entries.get(block)
+        while entry is not None and entry.parent is not None:
+            depth += 1
+            entry = self._entries.get(entry.parent)
+        return depth
+
+    def _remove(self, entry: Entry) -> None:
+        del self._entries[entry.block]
+        self._eviction.on_remove(entry.block)
+        if entry.parent is not None and entry.parent in self._entries:
+            self._entries[entry.parent].children -= 1
+        if entry.pins:
+            entry.detached = True
+            self._detached[entry] = None
+        else:
+            self.store.free([entry.slot])
+
+    def _make_room(self, count: int) -> None:
+        capacity, free = self.store.capacity, self.store.free_slots
+        low, high = self._watermark.levels(self._hits)
+        if capacity - free + count <= high * capacity:
+            return
+        wanted = max(count, capacity - int(low * capacity) + count) if low < 1.0 else count
+        while free < wanted:
+            victims = self._victims(wanted - free)
+            if not victims:
+                break
+            for entry in victims:
+                self._remove(entry)
+            self._changed("evict", -1, [entry.block for entry in victims], -1)
+            free = self.store.free_slots
+        if free < count:
+            raise PoolFull(self.node, count, free)
+
+    def _victims(self, count: int) -> list[Entry]:
+        """Up to `count` entries to evict, in order; a parent counts as a leaf once its last child is among them."""
+        chosen: list[Entry] = []
+        leaving: dict[BlockId, int] = {}
+        for block in self._eviction.victims():
+            entry = self._entries[block]
+            if entry.pins or entry.children > leaving.get(block, 0):
+                continue
+            chosen.append(entry)
+            if len(chosen) == count:
+                break
+            if entry.parent is not None:
+                leaving[entry.parent] = leaving.get(entry.parent, 0) + 1
+        return chosen
+
+    def _changed(self, kind: str, sign: int, blocks: Sequence[BlockId], owner: int) -> None:
+        self._on_change(sign, blocks)
+        self._recorder.event(
+            aio.now_ns(), kind, owner, self.node, tier=Tier.DRAM, first_block=blocks[0], blocks=len(blocks)
+        )
+
+    # Checking
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless slots, parents, children and pins all add up. For tests: O(blocks)."""
+        self.store.check_integrity()
+        children: dict[BlockId, int] = {}
+        for entry in self._entries.values():
+            if entry.parent is not None:
+                if entry.parent not in self._entries:
+                    raise IntegrityError(f"{self.node}: block {entry.block} is resident without its parent")
+                children[entry.parent] = children.get(entry.parent, 0) + 1
+            header = self.store.header(entry.slot)
+            if header is None or header.block != entry.block:
+                raise IntegrityError(f"{self.node}: slot {entry.slot} does not hold block {entry.block}")
+        pins: dict[Entry, int] = {}
+        for pin in self._pins:
+            if pin.deepest is not None:
+                pins[pin.deepest] = pins.get(pin.deepest, 0) + 1
+        for entry in [*self._entries.values(), *self._detached]:
+            if entry.pins != pins.get(entry, 0):
+                raise IntegrityError(f"{self.node}: block {entry.block} counts {entry.pins} pins, {pins.get(entry, 0)} exist")
+            if not entry.detached and entry.children != children.get(entry.block, 0):
+                raise IntegrityError(f"{self.node}: block {entry.block} miscounts its children")
+        reserved = sum(len(reservation) for reservation in self._reservations)
+        accounted = len(self._entries) + len(self._detached) + reserved
+        if accounted != self.store.taken_slots:
+            raise IntegrityError(f"{self.node}: {self.store.taken_slots} slots are taken, {accounted} accounted for")
+
+    def check_idle(self) -> None:
+        """Raise `IntegrityError` unless nobody holds anything: no pins, leases, reservations or transfers."""
+        held = [*self._pins, *self._reservations]
+        if held:
+            owners = [hold.owner for hold in held][:5]
+            raise IntegrityError(f"{self.node}: {len(held)} holds are left, of requests {owners}")
+        self.store.check_idle()

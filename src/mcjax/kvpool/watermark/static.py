@@ -1,0 +1,23 @@
+"""Fixed watermarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mcjax.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Static:
+    """Evict when a reservation would fill more than `high` of the tier, down to `low`. 1.0 and 1.0: only when full."""
+
+    low: float = 1.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low <= self.high <= 1.0:
+            raise ConfigError("kvpool.watermark", f"{self.low}..{self.high}", "needs 0 < low <= high <= 1")
+
+    def levels(self, history: Sequence[float]) -> tuple[float, float]:
+        return self.low, self.high

@@ -1,0 +1,21 @@
+"""Take everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcjax.sched.base import Admit, Expectation, Reject, Stage
+from mcjax.sched.view import ClusterView
+from mcjax.types import Request
+
+
+@dataclass(frozen=True)
+class AdmitAll:
+    """No request is refused; overload shows as queueing."""
+
+    def admit(
+        self, request: Request, expectation: Expectation, view: ClusterView, stage: Stage, rng: np.random.Generator
+    ) -> Admit | Reject:
+        return Admit()

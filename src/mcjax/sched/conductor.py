@@ -1,0 +1,245 @@
+"""The conductor: carries each job from placement to its last token, and decides between nodes.
+
+It learns of the cluster from reports; it keeps a journal of everything its decisions depended on; when half of a job is lost
+it places the job again, and the client never sees a token twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from mcjax import aio
+from mcjax.errors import (
+    InstanceDown,
+    LeaseLost,
+    PoolFull,
+    RecordMismatch,
+    RequestFailed,
+    TransferError,
+)
+from mcjax.kvpool.pool import Pool
+from mcjax.sched.base import DecodePort, MixedPort, PrefillPort, Recompute, Replica, Stage
+from mcjax.sched.job import CompletionRecord, Job, Placement
+from mcjax.sched.placement import Strategies, admit, place
+from mcjax.sched.reports import ReportBus
+from mcjax.sched.state import ClusterState
+from mcjax.types import NS_PER_S, BlockId, Decision, Recorder, Role, Span
+
+T = TypeVar("T")
+
+RETRYABLE = (TransferError, LeaseLost, InstanceDown, PoolFull, RecordMismatch)
+"""Failures of a place or a path, not of the request: another attempt may succeed."""
+
+RETRY_PAUSE_NS = NS_PER_S // 10
+
+
+class InstanceHandle(Protocol):
+    """What the conductor holds of an instance: its name, and a future that resolves when it is given up for dead."""
+
+    name: str
+    down: asyncio.Future[None]
+
+
+class Conductor:
+    """One a cluster. `attempts` bounds how often a job is placed again after a retryable failure."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        strategies: Strategies,
+        bus: ReportBus,
+        rng: np.random.Generator,
+        recorder: Recorder,
+        attempts: int = 4,
+    ):
+        self.state = state
+        self._strategies = strategies
+        self._bus = bus
+        self._rng = rng
+        self._recorder = recorder
+        self._attempts = attempts
+        self._instances: dict[str, InstanceHandle] = {}
+        self._pools: dict[str, Pool] = {}
+
+    # Membership
+
+    def join(
+        self, instance: InstanceHandle, node: str, role: Role, pool: Pool, free_tokens: int
+    ) -> Role:
+        """An instance is there; returns the role it shall take."""
+        self.refresh()
+        view = self.state.view(aio.now_ns(), 0, ())
+        assigned = self._strategies.roles.assign(instance.name, role, view)
+        self._instances[instance.name] = instance
+        self._pools[node] = pool
+        self.state.join(instance.name, node, assigned, free_tokens)
+        self._journal(f"join {instance.name} {node} {assigned}", [free_tokens])
+        return assigned
+
+    def drain(self, name: str) -> None:
+        """Place nothing on this instance any more; what it has goes on."""
+        self.state.drain(name)
+        self._journal(f"drain {name}", [])
+
+    def leave(self, name: str) -> None:
+        """The instance has left, or is given up for dead: whoever waits for it is told now."""
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            return
+        self.state.leave(name)
+        self._journal(f"leave {name}", [])
+        if not instance.down.done():
+            instance.down.set_result(None)
+
+    # Serving
+
+    async def serve(self, job: Job) -> None:
+        """Carry `job` to its last token.
+
+        Raises:
+            Rejected: admission refused.
+            RequestFailed: every attempt failed.
+        """
+        last: Exception | None = None
+        for attempt in range(1, self._attempts + 1):
+            job.row.attempts = attempt
+            try:
+                await self._carry(job, self._place(job))
+                return
+            except RETRYABLE as problem:
+                last = problem
+                self._recorder.event(
+                    aio.now_ns(), "retry", job.request_id, "conductor", detail=f"{type(problem).__name__}: {problem}"
+                )
+                await aio.sleep_ns(attempt * RETRY_PAUSE_NS)
+        raise RequestFailed(job.request_id, f"gave up after {self._attempts} attempts; the last: {last}")
+
+    def locate(
+        self, job: Job, blocks: Sequence[BlockId], exclude: Sequence[str], recompute_s: float
+    ) -> Replica | Recompute:
+        """A prefill instance misses blocks that were expected: from where, or compute them?"""
+        self.refresh()
+        state, now_ns = self.state, aio.now_ns()
+        moved = len(blocks) * state.block_tokens * state.bytes_per_token
+        seconds = state.link.latency_s + moved / state.link.bytes_per_s
+        replicas = [Replica(node, seconds) for node in state.replicas(blocks) if node not in exclude]
+        self._journal("locate", [job.request_id, *blocks])
+        answer = self._strategies.fetch.source(Span(tuple(blocks)), replicas, recompute_s, self._rng)
+        choice = answer.node if isinstance(answer, Replica) else "recompute"
+        self._recorder.decision(
+            Decision(
+                now_ns,
+                job.request_id,
+                "fetch",
+                type(self._strategies.fetch).__name__,
+                choice,
+                expected_s=answer.transfer_s if isinstance(answer, Replica) else recompute_s,
+                names=[replica.node for replica in replicas],
+                candidates={"transfer_s": np.array([replica.transfer_s for replica in replicas])},
+            )
+        )
+        return answer
+
+    def refresh(self) -> None:
+        """Fold in every report that has become visible."""
+        now_ns = aio.now_ns()
+        for report in self._bus.read():
+            self._recorder.report(now_ns, report.tick_ns, report.source, report.kind, report.values)
+            self.state.fold(report)
+
+    def _place(self, job: Job) -> Placement:
+        self.refresh()
+        now_ns = aio.now_ns()
+        self._journal("place", [job.request_id])
+        return place(
+            job.request, job.blocks, job.slo, self.state, self._strategies, self._rng, now_ns, self._recorder
+        )
+
+    async def _carry(self, job: Job, placement: Placement) -> None:
+        row, decision = job.row, placement.decision
+        row.prefill_instance, row.decode_instance = placement.prefill, placement.decode
+        prefill, decode = self._instances[placement.prefill], self._instances[placement.decode]
+        self._assign(job, placement)
+        try:
+            if prefill is decode:
+                await self._call(prefill, cast("MixedPort", prefill).serve(job, placement))
+            else:
+                record = await self._call(prefill, cast("PrefillPort", prefill).prefill(job, placement))
+                try:
+                    if record.output_ended:
+                        decision.outcome = "completed"
+                        return
+                    self._recheck(job, placement)
+                    self.state.hand_over(job.request_id, aio.now_ns())
+                    self._journal("hand_over", [job.request_id])
+                    await self._call(decode, cast("DecodePort", decode).decode(job, record))
+                finally:
+                    self._release(record)
+            decision.outcome = "completed"
+        except BaseException as problem:
+            decision.outcome = type(problem).__name__
+            raise
+        finally:
+            if row.first_token_ns >= 0 and row.attempts == 1:
+                decision.outcome_s = (row.first_token_ns - decision.time_ns) / NS_PER_S
+            self.state.settle(job.request_id, aio.now_ns())
+            self._journal("settle", [job.request_id])
+
+    def _assign(self, job: Job, placement: Placement) -> None:
+        context_tokens = job.request.prompt_tokens + job.produced
+        self.state.assign(
+            job.request_id,
+            placement.prefill_index,
+            placement.decode_index,
+            placement.prefill_estimate_ns,
+            context_tokens,
+            job.blocks,
+        )
+        values = [job.request_id, placement.prefill_index, placement.decode_index]
+        self._journal("assign", [*values, placement.prefill_estimate_ns, context_tokens])
+
+    def _recheck(self, job: Job, placement: Placement) -> None:
+        """Admission's second look, with the load as it is now that the prompt is done."""
+        self.refresh()
+        now_ns = aio.now_ns()
+        self._journal("recheck", [job.request_id])
+        view = self.state.view(now_ns, job.request.prompt_tokens, ())
+        placement.update_tbt(view)
+        admit(
+            job.request,
+            placement,
+            job.slo,
+            view,
+            Stage.DECODE,
+            self._strategies.admission,
+            self._rng,
+            now_ns,
+            self._recorder,
+        )
+
+    async def _call(self, instance: InstanceHandle, procedure: Coroutine[Any, Any, T]) -> T:
+        """Run a procedure on an instance; `InstanceDown` as soon as the instance is given up for dead."""
+        task = aio.spawn(procedure, f"{instance.name}.call")
+        try:
+            await aio.first_of([task, instance.down])
+            if task.done():
+                return task.result()
+            raise InstanceDown(instance.name)
+        finally:
+            if not task.done():
+                await aio.settle(task)
+
+    def _release(self, record: CompletionRecord) -> None:
+        """Whatever became of the job, nothing of it stays held where the record says its blocks are."""
+        pool = self._pools.get(record.pin.node)
+        if pool is not None:
+            pool.release(record.pin)
+            pool.release(record.tail)
+
+    def _journal(self, kind: str, values: Sequence[int]) -> None:
+        now_ns = aio.now_ns()
+        self._recorder.report(now_ns, now_ns, "conductor", kind, values)

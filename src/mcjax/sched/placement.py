@@ -1,0 +1,175 @@
+"""One placement: every decision about where a job goes, as a function of the cluster state, the strategies and a generator.
+
+The conductor calls it as jobs arrive; `mcjax replay` calls it again on a run's journal. Nothing here waits or looks elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcjax.errors import ConfigError, InstanceDown, Rejected
+from mcjax.sched.base import (
+    Admission,
+    DecodeSelection,
+    Expectation,
+    Fetch,
+    PrefillChoice,
+    PrefillSelection,
+    Reject,
+    Roles,
+    Stage,
+)
+from mcjax.sched.job import Placement
+from mcjax.sched.state import ClusterState
+from mcjax.sched.view import ClusterView
+from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """The decisions that the conductor makes, one strategy each."""
+
+    prefill: PrefillSelection
+    decode: DecodeSelection
+    fetch: Fetch
+    admission: Admission
+    roles: Roles
+
+
+def place(
+    request: Request,
+    blocks: Sequence[BlockId],
+    slo: SLO,
+    state: ClusterState,
+    strategies: Strategies,
+    rng: np.random.Generator,
+    now_ns: int,
+    recorder: Recorder,
+) -> Placement:
+    """Choose instances for a request, record each choice beside its estimates, and ask admission.
+
+    Raises:
+        Rejected: admission refused.
+        InstanceDown: nobody is there to take the request.
+    """
+    view = state.view(now_ns, request.prompt_tokens, blocks)
+    if not view.names:
+        raise InstanceDown("(no instance computes prompts)")
+    choice = strategies.prefill.choose(request, view, rng)
+    _check_choice(strategies.prefill, choice, view)
+    decision, ttft_s, prefill_s = _record_prefill(request, view, strategies, choice, now_ns, recorder)
+    prefill = state.members[view.names[choice.instance]]
+    if prefill.role is Role.MIXED:
+        decode, tbt_s = prefill, state.step_estimate_s(prefill, request.prompt_tokens)
+    else:
+        if not view.decode.names:
+            raise InstanceDown("(no instance decodes)")
+        ready_ns = now_ns + round(ttft_s * NS_PER_S)
+        chosen = strategies.decode.choose(request, view, ready_ns, rng)
+        if not 0 <= chosen.instance < len(view.decode.names):
+            raise ConfigError("sched.decode", type(strategies.decode).__name__, f"chose decode instance {chosen.instance}")
+        decode, tbt_s = state.members[view.decode.names[chosen.instance]], chosen.expected_tbt_s
+        recorder.decision(
+            Decision(
+                now_ns,
+                request.request_id,
+                "decode",
+                type(strategies.decode).__name__,
+                decode.name,
+                expected_s=tbt_s,
+                names=view.decode.names,
+                candidates={"step_s": view.decode.step_s(1, request.prompt_tokens)},
+            )
+        )
+    placement = Placement(
+        prefill=prefill.name,
+        decode=decode.name,
+        source_node=None if choice.source is None else view.nodes[choice.source],
+        reused_tokens=choice.reused_tokens,
+        receiving_node=decode.node,
+        expected_ttft_s=ttft_s,
+        expected_tbt_s=tbt_s,
+        decision=decision,
+        prefill_index=prefill.index,
+        decode_index=decode.index,
+        prefill_estimate_ns=round(prefill_s * NS_PER_S),
+    )
+    admit(request, placement, slo, view, Stage.ARRIVAL, strategies.admission, rng, now_ns, recorder)
+    return placement
+
+
+def admit(
+    request: Request,
+    placement: Placement,
+    slo: SLO,
+    view: ClusterView,
+    stage: Stage,
+    admission: Admission,
+    rng: np.random.Generator,
+    now_ns: int,
+    recorder: Recorder,
+) -> None:
+    """Ask admission. Raises `Rejected` if it refuses; only refusals are recorded."""
+    expectation = Expectation(placement.expected_ttft_s, placement.expected_tbt_s, slo.ttft_s, slo.tbt_s)
+    answer = admission.admit(request, expectation, view, stage, rng)
+    if isinstance(answer, Reject):
+        strategy = type(admission).__name__
+        expected_s = expectation.ttft_s if answer.reason == "ttft" else expectation.tbt_s
+        recorder.decision(
+            Decision(
+                now_ns,
+                request.request_id,
+                f"admission.{stage}",
+                strategy,
+                "reject",
+                expected_s=expected_s,
+                reason=answer.reason,
+            )
+        )
+        raise Rejected(request.request_id, f"{answer.reason} at {stage}", answer.retry_after_s)
+
+
+def _check_choice(strategy: PrefillSelection, choice: PrefillChoice, view: ClusterView) -> None:
+    name = type(strategy).__name__
+    if not 0 <= choice.instance < len(view.names):
+        raise ConfigError("sched.prefill", name, f"chose instance {choice.instance} of {len(view.names)}")
+    if choice.source is not None and not 0 <= choice.source < len(view.names):
+        raise ConfigError("sched.prefill", name, f"chose source {choice.source} of {len(view.names)}")
+
+
+def _record_prefill(
+    request: Request,
+    view: ClusterView,
+    strategies: Strategies,
+    choice: PrefillChoice,
+    now_ns: int,
+    recorder: Recorder,
+) -> tuple[Decision, float, float]:
+    """The decision's row, the expected TTFT and the expected compute time, all seconds."""
+    at, local = choice.instance, view.prefix_tokens
+    compute_s = view.prefill_s(local)
+    transfer_s = np.zeros(len(view.names))
+    prefill_s = float(compute_s[at])
+    if choice.source is not None:
+        transfer_s = view.transfer_s(choice.source, np.maximum(choice.reused_tokens - local, 0))
+        prefill_s = float(view.prefill_s(np.full_like(local, choice.reused_tokens))[at])
+    pulled_s = float(transfer_s[at]) if choice.source is not None else 0.0
+    ttft_s = float(view.queue_s[at]) + pulled_s + prefill_s
+    decision = recorder.decision(
+        Decision(
+            now_ns,
+            request.request_id,
+            "prefill",
+            type(strategies.prefill).__name__,
+            view.names[at],
+            source="" if choice.source is None else view.names[choice.source],
+            reused_tokens=choice.reused_tokens,
+            expected_s=ttft_s,
+            names=view.names,
+            candidates={"queue_s": view.queue_s, "transfer_s": transfer_s, "prefill_s": compute_s},
+        )
+    )
+    return decision, ttft_s, prefill_s

@@ -1,0 +1,32 @@
+"""Mooncake's KVCache-centric scheduling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcjax.sched.base import PrefillChoice
+from mcjax.sched.view import ClusterView
+from mcjax.types import Request
+
+
+@dataclass(frozen=True)
+class KVCacheCentric:
+    """Send the prompt where its first token is expected soonest; pull a remote prefix when it is much longer than the
+    local one. Pulled prefixes stay, so hot ones spread with the load.
+
+    Source: Mooncake (FAST'25), Algorithm 1.
+    """
+
+    balancing_threshold: float = 4.0  # pull when the best prefix is more than this many times the local one
+
+    def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
+        local_tokens = view.prefix_tokens
+        holder = int(local_tokens.argmax())
+        pull = local_tokens[holder] > self.balancing_threshold * local_tokens
+        reused_tokens = np.where(pull, local_tokens[holder], local_tokens)
+        moved_tokens = reused_tokens - local_tokens
+        ttft_s = view.queue_s + view.transfer_s(holder, moved_tokens) + view.prefill_s(reused_tokens)
+        best = int(ttft_s.argmin())  # ties: lowest index
+        return PrefillChoice(best, source=holder if pull[best] else None, reused_tokens=int(reused_tokens[best]))

@@ -1,0 +1,250 @@
+"""The conductor's picture of the cluster: reports folded in, plus its own decisions that no report shows yet.
+
+It is a function of the sequence of calls made to it, and every call is one row of the journal (`reports.parquet`), so the
+picture at any decision of any run can be rebuilt from the run's own log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcjax.cost.base import CostModel
+from mcjax.kvpool.directory import Directory
+from mcjax.sched.reports import BLOCKS_ADDED, LOAD, Report
+from mcjax.sched.view import ClusterView, DecodeColumns
+from mcjax.types import BlockId, Role
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An instance that has joined; `index` is its column for the whole run."""
+
+    name: str
+    node: str
+    node_index: int
+    role: Role
+    index: int
+    draining: bool = False
+    sent: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """A job placed and not yet settled. A share is pending until the instance reports that it has taken the job on."""
+
+    request_id: int
+    prefill: Member
+    decode: Member
+    prefill_ns: int
+    context_tokens: int
+    blocks: Sequence[BlockId]
+    prefill_pending: bool = True
+    decode_pending: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """What estimates assume of a node's network link."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+class ClusterState:
+    """Columns by instance; a view takes the rows that are eligible."""
+
+    def __init__(self, cost: CostModel, link: LinkEstimate, bytes_per_token: int, block_tokens: int):
+        self.directory = Directory()
+        self.members: dict[str, Member] = {}
+        self.cost = cost
+        self.link = link
+        self.bytes_per_token = bytes_per_token
+        self.block_tokens = block_tokens
+        self._all: list[Member] = []
+        self._assignments: dict[int, Assignment] = {}
+        self._unreported: list[deque[tuple[int, Assignment]]] = []
+        self._fading: list[deque[tuple[int, Sequence[BlockId]]]] = []
+        self._tick_ns = np.zeros(0, np.int64)
+        self._loads = np.zeros((0, 6), np.int64)
+        self._pending = np.zeros((0, 3), np.int64)  # prompt work in ns, sequences, tokens
+        self._prefill = np.zeros(0, np.int64)
+        self._decode = np.zeros(0, np.int64)
+        self._prefill_nodes = np.zeros(0, np.int64)
+        self._prefill_names: tuple[str, ...] = ()
+        self._prefill_node_names: tuple[str, ...] = ()
+        self._decode_names: tuple[str, ...] = ()
+
+    # Membership
+
+    def join(self, name: str, node: str, role: Role, free_tokens: int) -> Member:
+        member = Member(name, node, self.directory.node_index(node), role, len(self._all))
+        self.members[name] = member
+        self._all.append(member)
+        self._unreported.append(deque())
+        while len(self._fading) <= member.node_index:
+            self._fading.append(deque())
+        self._tick_ns = np.append(self._tick_ns, 0)
+        self._loads = np.vstack([self._loads, np.array([[0, 0, 0, 0, free_tokens, 0]], np.int64)])
+        self._pending = np.vstack([self._pending, np.zeros((1, 3), np.int64)])
+        self._eligible()
+        return member
+
+    def drain(self, name: str) -> None:
+        """No new jobs for this instance."""
+        self.members[name].draining = True
+        self._eligible()
+
+    def leave(self, name: str) -> None:
+        """The instance is gone, and its node's memory with it."""
+        member = self.members.pop(name)
+        if not any(other.node == member.node for other in self.members.values()):
+            self.directory.drop_node(member.node_index)
+        self._eligible()
+
+    def member(self, index: int) -> Member:
+        return self._all[index]
+
+    def _eligible(self) -> None:
+        open_members = [member for member in self.members.values() if not member.draining]
+        prefill = [member for member in open_members if member.role is not Role.DECODE]
+        decode = [member for member in open_members if member.role is Role.DECODE]
+        self._prefill = np.array([member.index for member in prefill], np.int64)
+        self._prefill_nodes = np.array([member.node_index for member in prefill], np.int64)
+        self._prefill_names = tuple(member.name for member in prefill)
+        self._prefill_node_names = tuple(member.node for member in prefill)
+        self._decode = np.array([member.index for member in decode], np.int64)
+        self._decode_names = tuple(member.name for member in decode)
+
+    # Reports
+
+    def fold(self, report: Report) -> None:
+        if report.kind != LOAD:
+            node = self.directory.node_index(report.source)
+            if report.kind == BLOCKS_ADDED:
+                self.directory.add(node, report.values)
+            else:
+                self.directory.remove(node, report.values)
+            return
+        member = self.members.get(report.source)
+        if member is None:
+            return
+        self._loads[member.index] = report.values
+        self._tick_ns[member.index] = report.tick_ns
+        accepted = report.values[0]
+        unreported = self._unreported[member.index]
+        while unreported and unreported[0][0] <= accepted:
+            assignment = unreported.popleft()[1]
+            if member is assignment.prefill:
+                self._unpend_prefill(assignment)
+            if member is assignment.decode:
+                self._unpend_decode(assignment)
+        fading = self._fading[member.node_index]
+        while fading and fading[0][0] < report.tick_ns:
+            self.directory.unexpect(member.node_index, fading.popleft()[1])
+
+    def _unpend_prefill(self, assignment: Assignment) -> None:
+        if assignment.prefill_pending:
+            assignment.prefill_pending = False
+            self._pending[assignment.prefill.index, 0] -= assignment.prefill_ns
+
+    def _unpend_decode(self, assignment: Assignment) -> None:
+        if assignment.decode_pending:
+            assignment.decode_pending = False
+            row = self._pending[assignment.decode.index]
+            row[1] -= 1
+            row[2] -= assignment.context_tokens
+
+    # Own decisions
+
+    def assign(
+        self, request_id: int, prefill: int, decode: int, prefill_ns: int, context_tokens: int, blocks: Sequence[BlockId]
+    ) -> None:
+        """A job was placed and sent to its prefill instance."""
+        first, second = self._all[prefill], self._all[decode]
+        assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks)
+        self._assignments[request_id] = assignment
+        self._send(first, assignment)
+        self._pending[prefill, 0] += prefill_ns
+        self._pending[decode, 1] += 1
+        self._pending[decode, 2] += context_tokens
+        self.directory.expect(first.node_index, blocks)
+
+    def hand_over(self, request_id: int, now_ns: int) -> None:
+        """The prompt is done and the job was sent to its decode instance."""
+        assignment = self._assignments[request_id]
+        self._unpend_prefill(assignment)
+        self._fade(assignment, now_ns)
+        self._send(assignment.decode, assignment)
+
+    def _send(self, member: Member, assignment: Assignment) -> None:
+        member.sent += 1
+        self._unreported[member.index].append((member.sent, assignment))
+
+    def settle(self, request_id: int, now_ns: int) -> None:
+        """The job has ended, or this attempt at it has."""
+        assignment = self._assignments.pop(request_id)
+        self._unpend_prefill(assignment)
+        self._unpend_decode(assignment)
+        self._fade(assignment, now_ns)
+
+    def _fade(self, assignment: Assignment, now_ns: int) -> None:
+        """Its blocks are resident by now, or never will be: expect them only until the next report of that node."""
+        if assignment.blocks:
+            self._fading[assignment.prefill.node_index].append((now_ns, assignment.blocks))
+            assignment.blocks = ()
+
+    # Views
+
+    def view(self, now_ns: int, prompt_tokens: int, blocks: Sequence[BlockId]) -> ClusterView:
+        rows, columns = self._prefill, self._loads
+        queue_ns = columns[rows, 1] - (now_ns - self._tick_ns[rows])
+        queue_s = (np.maximum(queue_ns, 0) + self._pending[rows, 0]) / 1e9
+        cached = self.directory.prefix_blocks(blocks)
+        return ClusterView(
+            time_ns=now_ns,
+            prompt_tokens=prompt_tokens,
+            block_tokens=self.block_tokens,
+            names=self._prefill_names,
+            nodes=self._prefill_node_names,
+            queue_s=queue_s,
+            prefix_tokens=cached[self._prefill_nodes] * self.block_tokens,
+            outgoing_bytes=columns[rows, 5],
+            decode=self._decode_columns(),
+            cost=self.cost,
+            bytes_per_token=self.bytes_per_token,
+            network_bytes_per_s=self.link.bytes_per_s,
+            network_latency_s=self.link.latency_s,
+        )
+
+    def _decode_columns(self) -> DecodeColumns:
+        rows, columns = self._decode, self._loads
+        pending = self._pending[rows]
+        return DecodeColumns(
+            names=self._decode_names,
+            batch=columns[rows, 2] + pending[:, 1],
+            context_tokens=columns[rows, 3] + pending[:, 2],
+            free_tokens=columns[rows, 4] - pending[:, 2],
+            cost=self.cost,
+        )
+
+    def step_estimate_s(self, member: Member, more_tokens: int) -> float:
+        """Expected decode step of one instance with one more sequence of `more_tokens`."""
+        row, pending = self._loads[member.index], self._pending[member.index]
+        batch = row[2] + pending[1] + 1
+        context = row[3] + pending[2] + more_tokens
+        return float(self.cost.decode_s(np.array([batch]), np.array([context]))[0])
+
+    def replicas(self, blocks: Sequence[BlockId]) -> list[str]:
+        """Nodes reported to hold every one of `blocks`, in order of joining."""
+        nodes = {member.node_index: member.node for member in self.members.values()}
+        held: list[int] | None = None
+        for block in blocks:
+            holders = self.directory.holders(block)
+            held = holders if held is None else [node for node in held if node in holders]
+            if not held:
+                return []
+        return [nodes[node] for node in held or [] if node in nodes]

@@ -1,0 +1,64 @@
+"""What policy sees: a frozen struct of NumPy columns, one entry an instance, built from reports and own decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.cost.base import CostModel
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeColumns:
+    """The instances that decode, `[D]` each."""
+
+    names: tuple[str, ...]
+    batch: Integers
+    """Sequences being decoded or on their way."""
+    context_tokens: Integers
+    """Tokens those sequences hold."""
+    free_tokens: Integers
+    """Tokens that more sequences could hold."""
+    cost: CostModel
+
+    def step_s(self, more_sequences: int = 0, more_tokens: int = 0) -> Floats:
+        """`[D]` expected decode step with so much more on each instance."""
+        return self.cost.decode_s(self.batch + more_sequences, self.context_tokens + more_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster as the conductor knows it at `time_ns`, for one request. Arrays are `[I]`, one entry an instance that
+    may compute the request's prompt, unless stated otherwise."""
+
+    time_ns: int
+    prompt_tokens: int
+    block_tokens: int
+    names: tuple[str, ...]
+    nodes: tuple[str, ...]
+    queue_s: Floats
+    """Expected time until the instance would start on a new prompt."""
+    prefix_tokens: Integers
+    """Prompt tokens that the instance's node holds, or will hold by the conductor's own decisions."""
+    outgoing_bytes: Integers
+    """Bytes queued to leave the instance's node."""
+    decode: DecodeColumns
+    cost: CostModel
+    bytes_per_token: int
+    network_bytes_per_s: float
+    network_latency_s: float
+
+    def prefill_s(self, reused_tokens: Integers) -> Floats:
+        """`[I]` expected compute time of the prompt when so many tokens (`[I]`) need not be computed."""
+        return self.cost.prefill_s(self.prompt_tokens, reused_tokens)
+
+    def transfer_s(self, source: int, moved_tokens: Integers) -> Floats:
+        """`[I]` expected time to pull so many tokens (`[I]`) from instance `source`'s node, behind what it already sends."""
+        nbytes = moved_tokens * self.bytes_per_token
+        seconds = self.network_latency_s + (nbytes + self.outgoing_bytes[source]) / self.network_bytes_per_s
+        return np.where(moved_tokens > 0, seconds, 0.0)

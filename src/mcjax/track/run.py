@@ -1,0 +1,183 @@
+"""A finished run, read back: its summary, its config, and its tables, each read when first asked for."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from mcjax.errors import RunError
+from mcjax.track import tables as table_files
+from mcjax.track.arrow import Table
+from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
+from mcjax.track.tables import DIGESTED, SCHEMA_VERSION
+
+
+class Run:
+    """What a run left. `state` is "done", or "failed" for one that ended early, `reason` then says why.
+
+    The tables are `pyarrow.Table`s; `run.requests.to_pandas()` gives a data frame. `directory` is None for a run that
+    kept nothing on disk.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        summary: Mapping[str, Any],
+        config: Mapping[str, Any],
+        table: Callable[[str], Table],
+        state: str = "done",
+        reason: str = "",
+    ):
+        self.directory = directory
+        self.summary = dict(summary)
+        self.config = dict(config)
+        self.state = state
+        self.reason = reason
+        self._read = table
+        self._tables: dict[str, Table] = {}
+
+    @property
+    def requests(self) -> Table:
+        """A row a request, however it ended."""
+        return self.table("requests")
+
+    @property
+    def events(self) -> Table:
+        """What happened, where and when; a row is a span of blocks or a step."""
+        return self.table("events")
+
+    @property
+    def decisions(self) -> Table:
+        """What was chosen, among what, what was expected, and what came of it."""
+        return self.table("decisions")
+
+    @property
+    def reports(self) -> Table:
+        """What policy saw, and as of when."""
+        return self.table("reports")
+
+    @property
+    def samples(self) -> Table:
+        """Gauges at fixed ticks of run time."""
+        return self.table("samples")
+
+    @property
+    def outcomes(self) -> Table:
+        """What real mechanisms answered; empty for a virtual run."""
+        return self.table("outcomes")
+
+    def table(self, name: str) -> Table:
+        """One table by name. Raises `RunError` if its file is damaged."""
+        if name not in self._tables:
+            self._tables[name] = self._read(name)
+        return self._tables[name]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Every table, by name."""
+        return {name: self.table(name) for name in table_files.SCHEMAS}
+
+    def __repr__(self) -> str:
+        counts = self.summary.get("requests", {})
+        place = self.directory or "in memory"
+        share = f"{counts.get('completed')} of {counts.get('submitted')} requests completed"
+        return f"Run({place}, {self.state}, backend={self.summary.get('backend')}, {share})"
+
+    def __rich__(self) -> Any:
+        from mcjax.track.console import summary_table
+
+        return summary_table(self.summary)
+
+    def _repr_html_(self) -> str:
+        from mcjax.track.console import summary_rows
+
+        def cell(text: str) -> str:
+            return f"<td style='text-align:left'>{html.escape(text)}</td>"
+
+        rows = "".join(f"<tr>{cell(name)}{cell(value)}</tr>" for name, value in summary_rows(self.summary))
+        return f"<p><code>{html.escape(repr(self))}</code></p><table>{rows}</table>"
+
+
+def load(path: str | Path) -> Run:
+    """The run in a directory. A run that ended early loads too, if it got as far as its tables.
+
+    Raises `RunError`, naming the directory, if it is no run, still RUNNING (or killed), damaged, or of another version.
+    """
+    directory = Path(path)
+    marker = _marker(directory)
+    note = _text(directory / marker).strip()
+    if marker == RUNNING:
+        raise RunError(f"{directory}: unfinished, {_who(note)}")
+    if marker == FAILED and not (directory / "summary.json").exists():
+        raise RunError(f"{directory}: the run failed before it had tables: {note}")
+    try:
+        summary = json.loads(_text(directory / "summary.json"))
+        found = summary["schema"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{directory}: summary.json is damaged ({error})") from error
+    if found != SCHEMA_VERSION:
+        raise RunError(f"{directory}: written with schema version {found}, this mcjax reads version {SCHEMA_VERSION}")
+    for name in DIGESTED:
+        table_files.check(name, directory)
+
+    def read(name: str) -> Table:
+        absent = name == "outcomes" and not (directory / "outcomes.parquet").exists()
+        return table_files.empty(name) if absent else table_files.read(name, directory)
+
+    state, reason = ("done", "") if marker == DONE else ("failed", note)
+    return Run(directory, summary, _config(directory), read, state, reason)
+
+
+def _marker(directory: Path) -> str:
+    if not directory.is_dir():
+        raise RunError(f"{directory}: no such directory")
+    found = [marker for marker in MARKERS if (directory / marker).exists()]
+    if len(found) != 1:
+        raise RunError(f"{directory}: no run directory (it needs exactly one of {', '.join(MARKERS)}, found {found})")
+    return found[0]
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        config = yaml.safe_load(_text(directory / "config.yaml"))
+    except yaml.YAMLError as error:
+        raise RunError(f"{directory}: config.yaml is damaged ({error})") from error
+    if not isinstance(config, dict):
+        raise RunError(f"{directory}: config.yaml is damaged (no mapping)")
+    return cast("dict[str, Any]", config)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path.parent}: {path.name} is missing or damaged ({error})") from error
+
+
+def _who(note: str) -> str:
+    """Who is (or was) running it, from what RUNNING says."""
+    try:
+        owner = json.loads(note)
+        host, pid = str(owner["host"]), int(owner["pid"])
+    except (ValueError, KeyError, TypeError):
+        return "its marker RUNNING is damaged"
+    if host != socket.gethostname():
+        return f"running or killed: process {pid} on {host}"
+    return f"process {pid} is running it" if _alive(pid) else f"process {pid}, which ran it, was killed"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

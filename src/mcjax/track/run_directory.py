@@ -1,0 +1,86 @@
+"""The directory a run leaves behind: written piece by piece, marked RUNNING, then DONE or FAILED, never two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mcjax.track import tables as table_files
+from mcjax.track.arrow import Table
+from mcjax.track.redaction import redact
+from mcjax.track.summary import finite
+
+RUNNING, DONE, FAILED = "RUNNING", "DONE", "FAILED"
+MARKERS = (RUNNING, DONE, FAILED)
+
+
+class RunDirectory:
+    """Writes one run. Nothing it writes holds the value of a secret environment variable.
+
+    A process that is killed leaves RUNNING, which names its host and process id.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, base: Path, name: str = "") -> RunDirectory:
+        """Make `base/NAME`, dated unless named (`2025-11-29_15-32-10`, with `-2` and so on if taken), marked RUNNING.
+
+        A name that is given is used as it is; an earlier run in it is never overwritten, the next free suffix is taken.
+        """
+        started = datetime.now().astimezone()
+        stem = name or started.strftime("%Y-%m-%d_%H-%M-%S")
+        base.mkdir(parents=True, exist_ok=True)
+        count = 1
+        while True:
+            path = base / (stem if count == 1 else f"{stem}-{count}")
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                count += 1
+        directory = cls(path)
+        marker = {"pid": os.getpid(), "host": socket.gethostname(), "started": started.isoformat(timespec="seconds")}
+        directory._replace(RUNNING, json.dumps(marker) + "\n")
+        return directory
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """`config.yaml`; `config` is resolved and plain (mappings, lists, scalars)."""
+        import yaml
+
+        self._replace("config.yaml", yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """`environment.json`, as `environment.describe` makes it."""
+        self._replace("environment.json", _json(environment))
+
+    def write_tables(self, tables: Mapping[str, Table]) -> None:
+        table_files.write(tables, self.path)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._replace("summary.json", _json(summary))
+
+    def done(self) -> None:
+        """Everything is written: one rename turns RUNNING into DONE."""
+        os.replace(self.path / RUNNING, self.path / DONE)
+
+    def failed(self, reason: str) -> None:
+        """The run ended early; FAILED holds the reason."""
+        self._replace(RUNNING, redact(reason).rstrip() + "\n")
+        os.replace(self.path / RUNNING, self.path / FAILED)
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a whole file or none: a reader never sees half of one."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self.path / name)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(finite(redact(value)), indent=2, allow_nan=False, default=str) + "\n"

@@ -1,0 +1,47 @@
+"""The run directory as a sink: the one that keeps the tables, and the only one whose errors are the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mcjax.errors import RunError
+from mcjax.track.arrow import Table
+from mcjax.track.run_directory import RunDirectory
+from mcjax.track.sinks.base import RunInfo
+
+
+class Files:
+    """Keeps each run in a directory of its own under `directory`; `overview=False` leaves out overview.png."""
+
+    def __init__(self, directory: str = "runs", overview: bool = True):
+        self.base = Path(directory)
+        self.overview = overview
+        self._opened: RunDirectory | None = None
+
+    @property
+    def opened(self) -> RunDirectory:
+        """The directory of the run that has started."""
+        if self._opened is None:
+            raise RunError(f"{self.base}: no run has started here")
+        return self._opened
+
+    def start(self, info: RunInfo) -> None:
+        self._opened = RunDirectory.create(self.base, info.name)
+        self._opened.write_config(info.config)
+        self._opened.write_environment(info.environment)
+
+    def log(self, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Nothing to do: the same figures are rows of samples.parquet."""
+
+    def keep(self, tables: Mapping[str, Table], summary: Mapping[str, Any]) -> None:
+        """Write the tables and the summary; the marker stays RUNNING."""
+        self.opened.write_tables(tables)
+        self.opened.write_summary(summary)
+
+    def finish(self, summary: Mapping[str, Any], directory: Path | None) -> None:
+        self.opened.done()
+
+    def fail(self, reason: str) -> None:
+        self.opened.failed(reason)

@@ -1,0 +1,79 @@
+"""Exact statistics of integer nanoseconds: the same figures on every machine and every version.
+
+Sums are integers; a percentile interpolates linearly between the two closest ranks of the sorted values (NumPy's
+default rule) in integer arithmetic and is divided once, at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.types import NS_PER_S
+
+PERCENTILES = (50, 90, 99)
+TAIL_SHARE = 10
+"""The tail of a request is the longest 1 in `TAIL_SHARE` of its token intervals, rounded up."""
+
+
+def ratio(dividend: int, divisor: int) -> int:
+    """`dividend / divisor` rounded to the nearest integer, halves up. Both non-negative."""
+    return (2 * dividend + divisor) // (2 * divisor)
+
+
+def percentile_parts(ordered: NDArray[np.int64], percent: int) -> int:
+    """100 times the percentile (an exact integer) of values that are in order at least at the two ranks it needs."""
+    rank = percent * (len(ordered) - 1)
+    below, share = divmod(rank, 100)
+    above = min(below + 1, len(ordered) - 1)
+    return int(ordered[below]) * (100 - share) + int(ordered[above]) * share
+
+
+def tail_mean_ns(ordered: NDArray[np.int64]) -> int:
+    """Mean of the longest tenth (at least one) of sorted intervals, to the nearest nanosecond."""
+    count = -(-len(ordered) // TAIL_SHARE)
+    return ratio(int(ordered[-count:].sum()), count)
+
+
+def spread_s(values_ns: NDArray[np.int64]) -> dict[str, float | None]:
+    """`mean`, `p50`, `p90`, `p99` in seconds; all None when there are no values. `values_ns`: `[N]`, any order."""
+    names = ["mean", *(f"p{percent}" for percent in PERCENTILES)]
+    count = len(values_ns)
+    if count == 0:
+        return dict.fromkeys(names)
+    ranks = {min(percent * (count - 1) // 100 + step, count - 1) for percent in PERCENTILES for step in (0, 1)}
+    ordered = np.partition(values_ns, sorted(ranks))
+    mean = int(values_ns.sum()) / (count * NS_PER_S)
+    percentiles = [percentile_parts(ordered, percent) / (100 * NS_PER_S) for percent in PERCENTILES]
+    return dict(zip(names, [mean, *percentiles], strict=True))
+
+
+def merge(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The union of intervals as disjoint ones in order: `(starts, ends)`. Empty intervals vanish."""
+    real = ends_ns > starts_ns
+    starts_ns, ends_ns = starts_ns[real], ends_ns[real]
+    if len(starts_ns) == 0:
+        return starts_ns, ends_ns
+    order = np.argsort(starts_ns, kind="stable")
+    starts_ns = starts_ns[order]
+    reach = np.maximum.accumulate(ends_ns[order])
+    first = np.concatenate(([True], starts_ns[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return starts_ns[first], reach[last]
+
+
+def overlap_ns(
+    starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], union: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """`[N]`: how much of each interval lies inside a union made by `merge`."""
+    union_starts, union_ends = union
+    if len(union_starts) == 0:
+        return np.zeros(len(starts_ns), dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(union_ends - union_starts)))
+
+    def covered(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        index = np.searchsorted(union_starts, times_ns, side="right")
+        inside = np.maximum(union_ends[np.maximum(index - 1, 0)] - times_ns, 0)
+        return np.where(index > 0, before[index] - inside, 0)
+
+    return covered(ends_ns) - covered(starts_ns)

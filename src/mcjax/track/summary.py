@@ -1,0 +1,177 @@
+"""`summary.json`: the figures of a run, computed from its tables alone. `docs/metrics.md` defines each of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.track.arrow import Table, arrow, compute
+from mcjax.track.statistics import merge, overlap_ns, spread_s
+from mcjax.track.tables import SCHEMA_VERSION, chosen, digest, floats, integers
+from mcjax.types import NS_PER_S, RequestState
+
+
+def summarise(
+    tables: Mapping[str, Table],
+    *,
+    backend: str,
+    seed: int,
+    wall_s: float,
+    duration_ns: int,
+    warmup_ns: int,
+    block_tokens: int,
+    bytes_by_transport: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The summary of a run that lasted `duration_ns` of run time and `wall_s` of real time.
+
+    The window holds the requests that arrived at `warmup_ns` or later. What cannot be computed (no request, no
+    window) is None. `bytes_by_transport` are the transports' own counters, of the whole run;
+    without them the transfer events are summed (which `level="lean"` does not keep).
+    """
+    requests = tables["requests"]
+    requests = requests.filter(compute().greater_equal(requests.column("arrival_ns"), warmup_ns))
+    window_ns = max(duration_ns - warmup_ns, 0)
+    submitted = requests.num_rows
+    states = {state: int(chosen(requests, "state", [state.value]).sum()) for state in RequestState}
+    met = int(requests.column("met_slo").to_numpy().sum())
+    output_tokens = _output_tokens(requests)
+    return {
+        "schema": SCHEMA_VERSION,
+        "backend": backend,
+        "seed": seed,
+        "wall_s": wall_s,
+        "duration_s": duration_ns / NS_PER_S,
+        "window_s": window_ns / NS_PER_S,
+        "requests": {
+            "submitted": submitted,
+            "completed": states[RequestState.COMPLETED],
+            "rejected": states[RequestState.REJECTED],
+            "failed": states[RequestState.FAILED],
+            "cancelled": states[RequestState.CANCELLED],
+            "before_window": tables["requests"].num_rows - submitted,
+        },
+        "ttft_s": spread_s(_present(requests, "ttft_ns")),
+        "tbt_s": spread_s(_intervals(requests)),
+        "tbt_tail_s": spread_s(_present(requests, "tbt_tail_ns")),
+        "slo_attainment": _share(met, submitted),
+        "goodput_rps": _share(met * NS_PER_S, window_ns),
+        "output_tokens_per_s": _share(output_tokens * NS_PER_S, window_ns),
+        **_prefix(requests, block_tokens),
+        "bytes_by_transport": _moved(tables["events"]) if bytes_by_transport is None else dict(bytes_by_transport),
+        **_busy(tables["events"], warmup_ns, duration_ns),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "estimate_error": _estimate_error(tables["decisions"], requests),
+        "digest": digest(tables),
+    }
+
+
+def peak_rss_bytes() -> int | None:
+    """The most memory this process has held, or None where the platform does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def finite(value: Any) -> Any:
+    """The same value, with None for every float that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _present(table: Table, column: str) -> NDArray[np.int64]:
+    return table.column(column).drop_null().to_numpy().astype(np.int64, copy=False)
+
+
+def _intervals(requests: Table) -> NDArray[np.int64]:
+    return compute().list_flatten(requests.column("intervals_ns")).to_numpy().astype(np.int64, copy=False)
+
+
+def _output_tokens(requests: Table) -> int:
+    completed = chosen(requests, "state", [RequestState.COMPLETED.value])
+    return int(integers(requests, "output_tokens")[completed].sum())
+
+
+def _prefix(requests: Table, block_tokens: int) -> dict[str, Any]:
+    """Where prompt tokens came from, over requests whose prefill started, each once (its first attempt)."""
+    started = integers(requests, "prefill_start_ns") >= 0
+    prompt, local, remote = (
+        integers(requests, column)[started] for column in ("prompt_tokens", "local_tokens", "remote_tokens")
+    )
+    hit = local + remote
+    # The last token of a wholly cached prompt is computed anyway: its block still counts as hit, hence the rounding up.
+    hit_blocks, blocks = -(-hit // block_tokens), -(-prompt // block_tokens)
+    return {
+        "prefix_hit_rate": {
+            "token": _share(int(hit.sum()), int(prompt.sum())),
+            "block": _share(int(hit_blocks.sum()), int(blocks.sum())),
+        },
+        "tokens_by_tier": {
+            "dram_local": int(local.sum()),
+            "dram_remote": int(remote.sum()),
+            "computed": int((prompt - hit).sum()),
+        },
+    }
+
+
+def _moved(events: Table) -> dict[str, int]:
+    transfers = events.filter(arrow().array(chosen(events, "kind", ["transfer"])))
+    names = sorted(compute().unique(transfers.column("detail")).to_pylist())
+    return {name: int(integers(transfers, "bytes")[chosen(transfers, "detail", [name])].sum()) for name in names}
+
+
+def _busy(events: Table, window_start_ns: int, window_end_ns: int) -> dict[str, Any]:
+    """Busy seconds inside the window, summed over instances; a mixed step is busy on both sides."""
+    prefill, prefill_shift = _busy_intervals(events, ("prefill_step", "mixed_step"), window_start_ns, window_end_ns)
+    decode, decode_shift = _busy_intervals(events, ("decode_step", "mixed_step"), window_start_ns, window_end_ns)
+    prefill_ns, decode_ns = (int((ends - starts).sum()) for starts, ends in (prefill, decode))
+    any_decode = merge(decode[0] - decode_shift, decode[1] - decode_shift)
+    shared_ns = int(overlap_ns(prefill[0] - prefill_shift, prefill[1] - prefill_shift, any_decode).sum())
+    return {
+        "prefill_busy_s": prefill_ns / NS_PER_S,
+        "decode_busy_s": decode_ns / NS_PER_S,
+        "decode_during_prefill_share": _share(shared_ns, prefill_ns),
+    }
+
+
+def _busy_intervals(
+    events: Table, kinds: tuple[str, ...], window_start_ns: int, window_end_ns: int
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]:
+    """When each instance was busy: `((starts, ends), shift)`, disjoint for an instance.
+
+    Each instance's times are moved by a shift of its own, far from all others, so that one merge serves them all.
+    """
+    steps = events.filter(arrow().array(chosen(events, "kind", kinds)))
+    place = np.unique(np.array(steps.column("place").to_pylist(), dtype=np.str_), return_inverse=True)[1]
+    stride = window_end_ns + 1
+    starts = np.clip(integers(steps, "start_ns"), window_start_ns, window_end_ns) + place * stride
+    ends = np.clip(integers(steps, "time_ns"), window_start_ns, window_end_ns) + place * stride
+    starts, ends = merge(starts, ends)
+    return (starts, ends), starts // stride * stride
+
+
+def _estimate_error(decisions: Table, requests: Table) -> dict[str, float | None]:
+    counted = np.isin(integers(decisions, "request_id"), integers(requests, "request_id"))
+    expected, outcome = floats(decisions, "expected_s"), floats(decisions, "outcome_s")
+    counted &= np.isfinite(expected) & np.isfinite(outcome) & (outcome > 0)
+
+    def mape(stage: str) -> float | None:
+        rows = counted & chosen(decisions, "stage", [stage])
+        errors = np.abs(expected[rows] - outcome[rows]) / outcome[rows]
+        return math.fsum(errors.tolist()) / len(errors) if len(errors) else None
+
+    return {"ttft_mape": mape("prefill"), "transfer_mape": mape("transfer")}

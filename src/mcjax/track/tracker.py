@@ -1,0 +1,95 @@
+"""Everything that keeps a run: its settings, its directory and its sinks, opened and closed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mcjax.errors import ConfigError
+from mcjax.track.arrow import Table
+from mcjax.track.recorder import LEVELS
+from mcjax.track.run import Run
+from mcjax.track.sinks.base import RunInfo, Sink
+from mcjax.track.sinks.files import Files
+from mcjax.track.sinks.guard import FINISH_TIMEOUT_S, Guarded
+from mcjax.track.summary import finite
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of `conf/track`. Raises `ConfigError` for values that cannot work."""
+
+    warmup_s: float = 0.0
+    level: str = "full"
+    sample_period_s: float = 1.0
+    sinks: Sequence[Sink] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_s < float("inf"):
+            raise ConfigError("track.warmup_s", self.warmup_s, "must be 0 or more seconds")
+        if self.level not in LEVELS:
+            raise ConfigError("track.level", self.level, "unknown level", LEVELS)
+        if not 0 < self.sample_period_s < float("inf"):
+            raise ConfigError("track.sample_period_s", self.sample_period_s, "must be more than 0 seconds")
+
+
+class Tracker:
+    """Opens the run directory (if a `Files` sink is among `sinks`) and tells all other sinks, each behind its guard.
+
+    Raises `OSError` when the directory cannot be made: without it the run would be for nothing.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], info: RunInfo, timeout_s: float = FINISH_TIMEOUT_S):
+        self._info = info
+        self._files = next((sink for sink in sinks if isinstance(sink, Files)), None)
+        self._guarded = [Guarded(sink, timeout_s=timeout_s) for sink in sinks if not isinstance(sink, Files)]
+        if self._files is not None:
+            self._files.start(info)
+        for sink in self._guarded:
+            sink.start(info)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the run is kept, or None."""
+        return self._files.opened.path if self._files is not None else None
+
+    def log(self, time_ns: int, metrics: Mapping[str, float]) -> None:
+        """Live figures for the sinks; never waits."""
+        for sink in self._guarded:
+            sink.log(time_ns, metrics)
+
+    def finish(self, tables: Mapping[str, Table], summary: Mapping[str, Any], failure: str = "") -> Run:
+        """Write everything, mark the run DONE (or FAILED: `failure` says why), tell the sinks, hand the run back."""
+        kept, plain = dict(tables), finite(summary)
+        state = "failed" if failure else "done"
+        run = Run(self.directory, plain, self._info.config, kept.__getitem__, state, failure)
+        if self._files is not None:
+            self._files.keep(tables, plain)
+            if self._files.overview:
+                _draw(run)
+            if failure:
+                self._files.fail(failure)
+            else:
+                self._files.finish(plain, self.directory)
+        for sink in self._guarded:
+            sink.finish(plain, self.directory)
+        return run
+
+    def abandon(self, reason: str) -> None:
+        """The run ended before it had tables: leave FAILED with the reason. The sinks are told nothing more."""
+        if self._files is not None:
+            self._files.fail(reason)
+
+
+def _draw(run: Run) -> None:
+    """overview.png is an extra: a picture that cannot be drawn must not cost a run that is otherwise whole."""
+    from mcjax.track.plots import overview
+
+    assert run.directory is not None
+    try:
+        overview(run).savefig(run.directory / "overview.png")
+    except Exception as error:
+        logging.getLogger("mcjax").warning("overview.png could not be drawn: %r", error)

@@ -1,0 +1,126 @@
+"""What moves bytes, and the words it is told in: memories, regions, copies, transports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.errors import TransferError
+from mcjax.types import Tier
+
+
+class Memory(Protocol):
+    """A registered buffer divided into equal slots, on one node. Stores are memories.
+
+    A slot's generation grows whenever the slot changes hands, so a region that outlived its owner is recognised.
+    """
+
+    node: str
+    tier: Tier
+    name: str
+    capacity: int
+    block_bytes: int
+
+    def generation(self, slot: int) -> int: ...
+
+    def buffer(self) -> NDArray[np.uint8] | None:
+        """`[capacity, block_bytes]` bytes, or None where only sizes exist or the bytes are on a device."""
+        ...
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """A transfer in flight owns these slots too: they are not handed out again until `let_go`."""
+        ...
+
+    def let_go(self, slots: Iterable[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Slots of one memory, as of the generations they had when the region was handed out."""
+
+    memory: Memory
+    slots: tuple[int, ...]
+    generations: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.slots) * self.memory.block_bytes
+
+    def is_current(self) -> bool:
+        """False once any slot has changed hands: its bytes must then be neither read nor written."""
+        generation = self.memory.generation
+        return all(generation(slot) == seen for slot, seen in zip(self.slots, self.generations, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One span from region to region, slot by slot. `checksum` asks for a checksum of each block as read."""
+
+    source: Region
+    target: Region
+    request_id: int = -1
+    first_block: int = -1
+    checksum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """The end of one copy: an error, or (when asked for) one checksum a block."""
+
+    error: TransferError | None = None
+    checksums: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class TransportStats:
+    """Counters since the transport was made."""
+
+    bytes_moved: int = 0
+    copies: int = 0
+    errors: int = 0
+    pending_bytes: int = 0
+
+
+class Handle(Protocol):
+    """A submitted batch. `future` resolves to one result a copy, in order; it always does, cancelled or not, since the
+    slots are owned by the transfer until then."""
+
+    future: asyncio.Future[list[CopyResult]]
+
+    def cancel(self) -> None:
+        """Give the batch up. Bytes may still land in targets whose region is current; nobody is told."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to move bytes. Procedures never call it directly: the transfer engine chooses and guards."""
+
+    name: str
+
+    def register(self, memory: Memory) -> None:
+        """Make a memory known; copies that touch any other, or slots outside it, are refused."""
+        ...
+
+    def deregister(self, memory: Memory) -> None: ...
+
+    def reaches(self, source: Memory, target: Memory) -> bool: ...
+
+    def submit(self, copies: list[Copy], priority: int = 0) -> Handle: ...
+
+    def stats(self) -> TransportStats: ...
+
+
+@dataclass(slots=True)
+class FutureHandle:
+    """The plain handle: a future and a flag that the mechanism may look at."""
+
+    future: asyncio.Future[list[CopyResult]]
+    cancelled: bool = field(default=False)
+
+    def cancel(self) -> None:
+        self.cancelled = True

@@ -1,0 +1,285 @@
+"""The words every package shares: requests, blocks, formats, and the protocols lower rows need from higher ones.
+
+Units are in the names (`_s`, `_ns`, `_bytes`, `_tokens`); times in `_ns` are integer nanoseconds since the run began.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+NS_PER_S = 1_000_000_000
+
+BlockKey = bytes
+"""Opaque, chained: it stands for a block of tokens and everything before it, under one namespace."""
+
+BlockId = int
+"""A `BlockKey` interned to a dense id, valid inside one process and one run."""
+
+Tokens = NDArray[np.int32]
+
+
+class Tier(enum.StrEnum):
+    """Where a replica of a block lives inside a node."""
+
+    HBM = "hbm"
+    DRAM = "dram"
+    SSD = "ssd"
+
+
+class Role(enum.StrEnum):
+    """What an instance does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What a request was promised. `tbt_s` bounds the mean of the longest 10 % of its token intervals."""
+
+    ttft_s: float
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampler parameters. Randomness is counter-based, keyed (seed, position): it knows nothing of batch or place."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """A proposal about a request's blocks. The pool grants, clips or refuses it, and says which."""
+
+    kind: Literal["retain", "prefetch", "demote", "pin", "share"]
+    tokens: int
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt to answer. It carries no output length: nobody but the simulated executor may know the future.
+
+    Either `tokens` (`[T]` int32) or `trace_ids` (one chained id a block, the last may be partial) names the content.
+    """
+
+    request_id: int
+    arrival_ns: int
+    prompt_tokens: int
+    max_tokens: int
+    tokens: Tokens | None = None
+    trace_ids: tuple[int, ...] | None = None
+    trace_block_tokens: int = 0
+    tenant: str = "default"
+    session: str = ""
+    turn: int = 0
+    parent: int | None = None
+    priority: int = 0
+    sampling: Sampling = Sampling()
+    slo: SLO | None = None
+    hints: tuple[CacheHint, ...] = ()
+    accepts_lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive blocks of one prefix chain: the unit of messages, log rows and moves."""
+
+    blocks: tuple[BlockId, ...]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one cache layout. `block_multiple`: a match in this group ends at a multiple of so many blocks."""
+
+    name: str = "full"
+    kind: Literal["full", "window", "latent", "state"] = "full"
+    bytes_per_token: int = 0
+    block_multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """The logical layout of a block, part of its namespace. `fingerprint` names the model's weights and dtype."""
+
+    fingerprint: str
+    block_tokens: int
+    groups: tuple[KVGroup, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(group.bytes_per_token for group in self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.bytes_per_token * self.block_tokens
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a strategy chose and what it expected; `outcome` is filled in beside it when it is known.
+
+    `candidates` holds one vector a column (for instance queue, transfer and compute estimates, in seconds), indexed
+    like `names`.
+    """
+
+    time_ns: int
+    request_id: int
+    stage: str
+    strategy: str
+    choice: str
+    source: str = ""
+    reused_tokens: int = 0
+    expected_s: float = float("nan")
+    names: Sequence[str] = ()
+    candidates: dict[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+    reason: str = ""
+    outcome_s: float = float("nan")
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The hidden future of a request in worlds that compute no logits. Only a simulated executor may read it."""
+
+    output_tokens: int
+    tokens: Tokens | None = None
+
+
+class RequestState(enum.StrEnum):
+    """How a request ended; only `COMPLETED` ones have latencies."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class RequestRow:
+    """One line of `requests.parquet`, filled in as the request goes its way and recorded once, when it ends."""
+
+    request: Request
+    blocks: tuple[BlockId, ...] = ()
+    state: RequestState = RequestState.FAILED
+    reason: str = ""
+    prefill_instance: str = ""
+    decode_instance: str = ""
+    attempts: int = 0
+    local_tokens: int = 0
+    """Prompt tokens found in the prefill node's own pool (first attempt)."""
+    remote_tokens: int = 0
+    """Prompt tokens pulled from another node's pool (first attempt)."""
+    prefill_start_ns: int = -1
+    first_token_ns: int = -1
+    finish_ns: int = -1
+    output_tokens: int = 0
+    token_ends_ns: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    """When each output token was there, in pieces, the first token first."""
+    output: list[int] | None = None
+    slo_ttft_s: float = float("inf")
+    slo_tbt_s: float = float("inf")
+
+
+class Scripts(Protocol):
+    """Where simulated executors look the future up."""
+
+    def script(self, request_id: int) -> Script: ...
+
+
+class Recorder(Protocol):
+    """Where every layer leaves its rows. Cheap: rows are kept as tuples and written in columns."""
+
+    def event(
+        self,
+        time_ns: int,
+        kind: str,
+        request_id: int,
+        place: str,
+        *,
+        tier: str = "",
+        first_block: BlockId = -1,
+        blocks: int = 0,
+        tokens: int = 0,
+        nbytes: int = 0,
+        start_ns: int = -1,
+        detail: str = "",
+    ) -> None:
+        """A thing that happened at `place` (an instance, node or link); `start_ns` makes it an interval."""
+        ...
+
+    def decision(self, decision: Decision) -> Decision:
+        """Keep a decision; its outcome may be set on the returned object until the run ends."""
+        ...
+
+    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+        """A report as policy saw it: read at `time_ns`, as of `tick_ns`."""
+        ...
+
+    def request(self, row: RequestRow) -> None:
+        """A request that has ended, however it did."""
+        ...
+
+    def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
+        """A gauge read at a fixed tick of run time (residency, queue, link)."""
+        ...
+
+    def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
+        """What a real mechanism answered to its `call`-th call, so that the run can be replayed without it."""
+        ...
+
+
+class NullRecorder:
+    """A recorder that forgets; for tests and for callers who only want the result."""
+
+    def event(self, time_ns: int, kind: str, request_id: int, place: str, **_: Any) -> None:
+        pass
+
+    def decision(self, decision: Decision) -> Decision:
+        return decision
+
+    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+        pass
+
+    def request(self, row: RequestRow) -> None:
+        pass
+
+    def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
+        pass
+
+    def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
+        pass
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Packer(Protocol):
+    """Encodes and decodes a block's bytes for a replica (bf16 as is, int8, compressed); injected where bytes rest."""
+
+    name: str
+    lossy: bool
+
+    def pack(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+
+    def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]: ...

@@ -1,0 +1,202 @@
+"""Reads Mooncake JSONL files: finds them, checks every line, and keeps the rows as flat columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcjax.errors import ConfigError, TraceError
+
+NS_PER_MS = 1_000_000
+MAX_TOKENS = 2**31 - 1
+MAX_TIMESTAMP_MS = 2**63 // NS_PER_MS - 1
+
+PUBLISHED = {
+    "conversation_trace.jsonl": "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+    "synthetic_trace.jsonl": "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131",
+    "toolagent_trace.jsonl": "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
+    "mooncake_trace.jsonl": "b434f1816a707f4bac697235588184ebc374c9907cb981bb65fb0643471fe711",
+}
+"""sha256 of the files of kvcache-ai/Mooncake, FAST25-release (Apache-2.0), by their names there."""
+
+
+def new_column() -> array[int]:
+    return array("q")
+
+
+@dataclass(slots=True)
+class Rows:
+    """A trace in columns, one entry a row; row i's block ids are `ids[offsets[i] : offsets[i + 1]]`."""
+
+    timestamp_ns: array[int] = field(default_factory=new_column)
+    input_tokens: array[int] = field(default_factory=new_column)
+    output_tokens: array[int] = field(default_factory=new_column)
+    lines: array[int] = field(default_factory=new_column)
+    ids: array[int] = field(default_factory=new_column)
+    offsets: array[int] = field(default_factory=lambda: array("q", [0]))
+
+    def __len__(self) -> int:
+        return len(self.timestamp_ns)
+
+    def block_ids(self, index: int) -> tuple[int, ...]:
+        return tuple(self.ids[self.offsets[index] : self.offsets[index + 1]])
+
+
+def find_trace(path: str) -> Path:
+    """The file `path` means. Raises `ConfigError` that lists every place tried."""
+    candidates = [Path(path).expanduser()]
+    traces = os.environ.get("MCJAX_TRACES")
+    if not candidates[0].is_absolute():
+        candidates += [Path(traces) / path] if traces else []
+        candidates.append(Path("traces") / path)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    tried = ", ".join(str(candidate) for candidate in candidates)
+    unset = "" if traces else " (MCJAX_TRACES, a folder to look in, is not set)"
+    problem = f"no such file; tried {tried}{unset}. The Mooncake traces are in FAST25-release/ of kvcache-ai/Mooncake"
+    raise ConfigError("workload.path", path, problem)
+
+
+def read_trace(path: Path, block_tokens: int, limit: int | None, verify_published: bool) -> tuple[Rows, str]:
+    """The first `limit` rows (all if None) of `path`, checked, and the sha256 of the whole file."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        expected = PUBLISHED.get(path.name, sha256)
+        if verify_published and sha256 != expected:
+            problem = (
+                f"not the published file of that name (sha256 {sha256}, published {expected}): download it again, "
+                "or, if the change is meant, rename it or set workload.verify_published=false"
+            )
+            raise ConfigError("workload.path", str(path), problem)
+        file.seek(0)
+        return parse_rows(file, str(path), block_tokens, limit), sha256
+
+
+def parse_rows(lines: Iterable[bytes], path: str, block_tokens: int, limit: int | None = None) -> Rows:
+    """Rows of a JSONL file. Blank lines and unknown fields are passed over; anything else wrong raises `TraceError`.
+
+    A block id must always follow the same id: it stands for its block and everything before it.
+    """
+    rows = Rows()
+    for number, line in enumerate(lines, start=1):
+        if limit is not None and len(rows) >= limit:
+            break
+        if line.strip():
+            _Line(path, number, line).append_to(rows, block_tokens)
+    if len(rows) == 0:
+        raise TraceError(path, 1, "timestamp", "the file holds no rows")
+    _check_chains(rows, path)
+    return rows
+
+
+class _Line:
+    """One line under examination; knows where it is, for the errors."""
+
+    def __init__(self, path: str, number: int, line: bytes):
+        self.path = path
+        self.number = number
+        try:
+            parsed = json.loads(line.decode())
+        except RecursionError:
+            raise self.error("line", "is nested too deeply") from None
+        except ValueError as problem:  # bad UTF-8, bad JSON, a number with thousands of digits
+            raise self.error("line", f"is not JSON ({problem})") from None
+        if not isinstance(parsed, dict):
+            raise self.error("line", f"must be a JSON object, not {type(parsed).__name__}")
+        self.fields = cast("dict[str, Any]", parsed)
+
+    def error(self, name: str, problem: str) -> TraceError:
+        return TraceError(self.path, self.number, name, problem)
+
+    def value(self, name: str) -> Any:
+        if name not in self.fields:
+            raise self.error(name, "is missing")
+        return self.fields[name]
+
+    def whole(self, name: str, least: int) -> int:
+        """A whole number of tokens."""
+        value = self.value(name)
+        if type(value) is not int:
+            raise self.error(name, f"must be a whole number, not {_shown(value)}")
+        if not least <= value <= MAX_TOKENS:
+            raise self.error(name, f"must lie in {least} .. {MAX_TOKENS}, not {_shown(value)}")
+        return value
+
+    def timestamp_ns(self) -> int:
+        """Milliseconds in the file; fractions, which generated traces have, are rounded to nanoseconds."""
+        value = self.value("timestamp")
+        if type(value) not in (int, float):
+            raise self.error("timestamp", f"must be a number of milliseconds, not {_shown(value)}")
+        if not 0 <= value <= MAX_TIMESTAMP_MS:  # also refuses NaN
+            raise self.error("timestamp", f"must lie in 0 .. {MAX_TIMESTAMP_MS} ms, not {_shown(value)}")
+        return round(value * NS_PER_MS)
+
+    def append_to(self, rows: Rows, block_tokens: int) -> None:
+        timestamp_ns = self.timestamp_ns()
+        if rows.timestamp_ns and timestamp_ns < rows.timestamp_ns[-1]:
+            before = f"{rows.timestamp_ns[-1] / NS_PER_MS:g} ms on line {rows.lines[-1]}"
+            raise self.error("timestamp", f"goes backwards: {timestamp_ns / NS_PER_MS:g} ms after {before}")
+        input_tokens = self.whole("input_length", 1)
+        output_tokens = self.whole("output_length", 0)
+        ids = self.block_ids()
+        blocks = -(-input_tokens // block_tokens)
+        if len(ids) != blocks:
+            problem = f"has {len(ids)} ids, but {input_tokens} tokens make {blocks} blocks of {block_tokens}"
+            raise self.error("hash_ids", problem)
+        rows.timestamp_ns.append(timestamp_ns)
+        rows.input_tokens.append(input_tokens)
+        rows.output_tokens.append(output_tokens)
+        rows.lines.append(self.number)
+        rows.ids.extend(ids)
+        rows.offsets.append(len(rows.ids))
+
+    def block_ids(self) -> list[int]:
+        value = self.value("hash_ids")
+        if not isinstance(value, list):
+            raise self.error("hash_ids", f"must be a list of whole numbers, not {_shown(value)}")
+        ids = cast("list[Any]", value)
+        for entry in ids:
+            if type(entry) is not int or not 0 <= entry < 2**63:
+                raise self.error("hash_ids", f"must hold whole numbers in 0 .. 2^63 - 1, not {_shown(entry)}")
+        return ids
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it: short."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _check_chains(rows: Rows, path: str) -> None:
+    """Raise for the first line where an id follows another id than it did before (or itself, or a later one)."""
+    ids = _numbers(rows.ids)
+    starts = _numbers(rows.offsets)[:-1]
+    parents = np.empty_like(ids)
+    parents[1:] = ids[:-1]
+    parents[starts] = -1
+    order = np.argsort(ids, kind="stable")  # within one id, in the order of the file
+    ordered, parents = ids[order], parents[order]
+    changed = (ordered[1:] == ordered[:-1]) & (parents[1:] != parents[:-1])
+    if not changed.any():
+        return
+    first = int(order[1:][changed].min())
+    row = int(np.searchsorted(starts, first, side="right")) - 1
+    place = f"id {rows.ids[first]} at index {first - int(starts[row])}"
+    problem = f"{place} did not follow the same id before; an id stands for its block and all blocks before it"
+    raise TraceError(path, rows.lines[row], "hash_ids", problem)
+
+
+def _numbers(column: array[int]) -> NDArray[np.int64]:
+    return np.frombuffer(column, np.int64)

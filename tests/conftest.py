@@ -1,0 +1,54 @@
+"""What every test folder shares: a quiet environment, hypothesis without deadlines, and the public traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports these libraries. A machine's accelerator is for benchmarks, a display for people.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+# A deadline would be a wall-clock assertion. In CI hypothesis loads a profile of its own: derandomised, no deadline.
+if not os.environ.get("CI"):
+    settings.register_profile("mcjax", deadline=None)
+    settings.load_profile("mcjax")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TraceFinder = Callable[[str], Path]
+"""Name of a public trace file -> its path; skips the test when the file is not there."""
+
+
+@pytest.fixture(scope="session")
+def traces() -> TraceFinder:
+    """Finds trace files in `$MCJAX_TRACES`, else in `traces/` beside the tests.
+
+    Whoever sets MCJAX_TRACES wants these tests to run: then a missing file fails instead of skipping.
+    """
+    told = os.environ.get("MCJAX_TRACES")
+    folder = Path(told) if told else ROOT / "traces"
+
+    def find(name: str) -> Path:
+        path = folder / name
+        if not path.is_file():
+            problem = f"no trace file {name}: set MCJAX_TRACES to the folder of the public traces"
+            if told:
+                pytest.fail(f"{problem} (it is set to {told})")
+            pytest.skip(problem)
+        return path
+
+    return find
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long the files are: a guide that nobody sees is not followed."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in getattr(report, "user_properties", []):
+            if name == "file_lengths":
+                terminalreporter.write_line(f"src/mcjax: {value} lines")
