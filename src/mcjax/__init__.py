@@ -1,0 +1,24 @@
+"""mcjax: KVCache-centric, disaggregated LLM inference, to be run, simulated and checked with one policy code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mcjax.app import run as run
+    from mcjax.track.run import Run as Run
+    from mcjax.track.run import load as load
+
+__version__ = "0.1.0"
+__all__ = ["Run", "__version__", "load", "run"]
+
+_HOMES = {"run": "mcjax.app", "load": "mcjax.track.run", "Run": "mcjax.track.run"}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported at first use, so that `import mcjax` is quick and brings neither jax nor hydra.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mcjax' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

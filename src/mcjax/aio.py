@@ -75,6 +75,13 @@ class WallClock:
         """Real time since the clock began; for measuring mechanisms, never for decisions."""
         return time.monotonic_ns() - self._origin_ns
 
+    def restart(self) -> None:
+        """Make this instant time zero. Only while nothing waits for the clock."""
+        if self._heap or self._inbox:
+            raise RuntimeError("the clock can only be restarted while nobody waits for it")
+        self._origin_ns = time.monotonic_ns()
+        self._now_ns = 0
+
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
         timer = Timer(max(when_ns, self._now_ns), callback, args)
         self._sequence += 1
@@ -143,6 +150,13 @@ def clock() -> Clock:
 
 def now_ns() -> int:
     return clock().now_ns()
+
+
+def start_of_run() -> None:
+    """Preparation is over: in real time, the run's time begins now."""
+    running = clock()
+    if isinstance(running, WallClock):
+        running.restart()
 
 
 def _set_result(future: asyncio.Future[Any], value: object) -> None:

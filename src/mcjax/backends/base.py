@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from mcjax.cost.base import CostModel
+from mcjax.cost.hardware import Hardware
+from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts as InstanceParts
 from mcjax.kvpool.base import BlockStore
 from mcjax.transfer.base import Transport
-from mcjax.types import KVFormat, Role
+from mcjax.types import KVFormat, Recorder, Role, Scripts
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WorldInputs:
+    """What every world is made from, beside the options of its own config."""
+
+    model: ModelShape
+    hardware: Hardware
+    cost: CostModel
+    scripts: Scripts
+    block_tokens: int
+    pool_bytes: int | None
+    seed: int
+    recorder: Recorder
+    instances: int
+    attention: str = "reference"
 
 
 class World(Protocol):

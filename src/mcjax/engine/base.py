@@ -37,9 +37,10 @@ class Capacity:
 class StepItem:
     """One sequence's share of a step. The loop owns it and moves `start` on; executors only read it.
 
-    The step feeds tokens `start .. start + q_len` (`tokens`, `[q_len]`, None where ids do not exist), writes their KV into
-    `pages` (`page_tokens` a page, position p lies in `pages[p // page_tokens]`), and attends to everything before.
-    If `samples`, the logits of the last position give the next token; with macro-steps that token is fed in turn.
+    The step feeds tokens `start .. start + q_len`, writes their KV into `pages` (position p lies in page `p // page_tokens`
+    of them), and attends to everything before. If `samples`, the logits of the last position give the next token; with
+    macro-steps that token is fed in turn. `tokens` holds what is known of them (`[q_len + forced]`; None where ids do not
+    exist): step k feeds `tokens[k : k + q_len]`, or the token last produced once they run out.
     """
 
     request_id: int

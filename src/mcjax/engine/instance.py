@@ -136,7 +136,7 @@ class Instance:
         request, page_tokens = job.request, self.capacity.page_tokens
         full = len(job.blocks)
         sent = cached_blocks
-        item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling, request.tokens)
+        item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
         done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, item, done, end=request.prompt_tokens)
         left_ns, tokens_left = estimate_ns, request.prompt_tokens - start

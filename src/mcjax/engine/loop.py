@@ -152,8 +152,10 @@ class StepLoop:
         chosen: list[Sequence] = []
         for index, tokens in batch.chunks:
             sequence = waiting[index]
-            sequence.item.q_len = tokens
-            sequence.item.samples = sequence.item.start + tokens == sequence.end
+            item, prompt = sequence.item, sequence.request.tokens
+            item.q_len = tokens
+            item.samples = item.start + tokens == sequence.end
+            item.tokens = None if prompt is None else prompt[item.start : item.start + tokens]
             chosen.append(sequence)
         if batch.decode:
             chosen += decodes
@@ -181,7 +183,7 @@ class StepLoop:
             item.forced = max(0, item.forced - steps)
             self.context_tokens += steps
             if tokens is not None and item.tokens is not None:
-                item.tokens = item.tokens[steps:] if len(item.tokens) > steps else tokens[-1:]
+                item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
             if sequence.left is not None:
                 self.context_tokens -= steps  # it left while the step ran, and was already taken off
                 continue

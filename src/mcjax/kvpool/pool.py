@@ -120,6 +120,10 @@ class Pool:
         except KeyError as missing:
             raise StaleRegion(f"pool {self.node}: the block has left the index", first_block=missing.args[0]) from None
 
+    def contents(self) -> dict[BlockId, bytes]:
+        """Every resident block and its checksum."""
+        return {entry.block: entry.checksum for entry in self._entries.values()}
+
     def note_hits(self, share: float) -> None:
         """A request found this share of its prompt here; watermark strategies look at the history."""
         self._hits.append(share)

@@ -83,7 +83,7 @@ class CheckExecutor:
     def _fed(item: StepItem, step: int, produced: list[int]) -> Tokens:
         assert item.tokens is not None
         if item.kind is Kind.PREFILL:
-            return item.tokens[item.start : item.start + item.q_len]
+            return item.tokens
         if step < len(item.tokens):
             return item.tokens[step : step + 1]
         return np.array(produced[-1:], np.int32)

@@ -21,9 +21,9 @@ class ByteStore(SlotStore):
     def buffer(self) -> NDArray[np.uint8]:
         return self._buffer
 
-    def _release(self, slot: int) -> None:
-        self._buffer[slot] = POISON
-        super()._release(slot)
+    def _release(self, slots: list[int]) -> None:
+        self._buffer[slots] = POISON
+        super()._release(slots)
 
     def wipe(self) -> None:
         super().wipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from mcjax.backends.base import WorldInputs
 from mcjax.backends.sim.executor import SimExecutor
 from mcjax.backends.sim.links import LinkModel
 from mcjax.backends.sim.transport import SimTransport, device_route, network_route, other_node, same_node
@@ -110,3 +111,18 @@ class SimWorld:
 
     async def close(self) -> None:
         pass
+
+
+def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_share: float) -> SimWorld:
+    """The simulated world of a run's config (`conf/backend/sim.yaml`)."""
+    return SimWorld(
+        inputs.model,
+        inputs.hardware,
+        inputs.cost,
+        inputs.scripts,
+        inputs.block_tokens,
+        chunk_tokens,
+        max_batch,
+        memory_share,
+        inputs.pool_bytes,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ class DramStore(SlotStore):
     """The DRAM tier of one node: `capacity` slots of `block_bytes` bytes.
 
     Each slot begins on an aligned address; where `block_bytes` is no multiple of the alignment, padding lies between
-    slots. With `poison`, a freed slot is overwritten at once.
+    slots. With `poison`, a slot is overwritten as soon as nobody owns it.
     """
 
     def __init__(self, node: str, capacity: int, block_bytes: int, name: str = "", poison: bool = False):
@@ -46,10 +45,7 @@ class DramStore(SlotStore):
         """`[capacity, block_bytes]`, a view of the slab; rows are contiguous and aligned."""
         return self._blocks
 
-    def free(self, slots: Iterable[int]) -> None:
-        """Give slots back; with `poison`, their bytes are gone when this returns."""
-        slots = list(slots)
-        super().free(slots)
+    def _release(self, slots: list[int]) -> None:
         if self._poison:
-            for slot in slots:
-                self._blocks[slot] = POISON_BYTE
+            self._blocks[slots] = POISON_BYTE
+        super()._release(slots)

@@ -64,13 +64,16 @@ class SlotStore:
 
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back. One that a transfer still holds is stale at once, but handed out again only when let go."""
+        released: list[int] = []
         for slot in slots:
             self._generations[slot] += 1
             self._headers.pop(slot, None)
             if slot in self._held:
                 self._leaving[slot] = None
             else:
-                self._release(slot)
+                released.append(slot)
+        if released:
+            self._release(released)
 
     def hold(self, slots: Iterable[int]) -> None:
         """A transfer in flight is a slot's second owner: until `let_go` the slot is not handed out again."""
@@ -80,6 +83,7 @@ class SlotStore:
 
     def let_go(self, slots: Iterable[int]) -> None:
         held = self._held
+        released: list[int] = []
         for slot in slots:
             left = held[slot] - 1
             if left:
@@ -88,11 +92,13 @@ class SlotStore:
             del held[slot]
             if slot in self._leaving:
                 del self._leaving[slot]
-                self._release(slot)
+                released.append(slot)
+        if released:
+            self._release(released)
 
-    def _release(self, slot: int) -> None:
-        """The slot belongs to nobody now; stores that poison released bytes do it here."""
-        self._free.append(slot)
+    def _release(self, slots: list[int]) -> None:
+        """The slots belong to nobody now; stores that poison released bytes do it here."""
+        self._free.extend(slots)
 
     def wipe(self) -> None:
         """The memory is lost (its node died): every region ever handed out is stale, and nothing is committed."""

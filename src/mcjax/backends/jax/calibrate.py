@@ -1,0 +1,142 @@
+"""Measures an executor's steps on this machine, for the cost model that the conductor's estimates are made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcjax.backends.jax.executor import JaxExecutor
+from mcjax.backends.jax.plans import Plan
+from mcjax.backends.jax.programs import Geometry, pack_row
+from mcjax.cost.fitted import Fitted
+from mcjax.types import Recorder
+
+REPEATS = 5
+LINK_BYTES = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants, none negative: `prefill = alpha n + beta n^2`, `decode step = base + per_sequence b + per_token c`."""
+
+    alpha_s: float
+    """Seconds a prompt token, in full chunks."""
+    beta_s: float
+    """Seconds a squared prompt token."""
+    base_ns: int
+    per_sequence_ns: int
+    per_token_ps: int
+    """Picoseconds a token of context, over all sequences."""
+
+    def fitted(self, model: str = "") -> Fitted:
+        """The cost model with these constants."""
+        return Fitted(
+            name="calibrated",
+            prefill_ps_per_token=round(self.alpha_s * 1e12),
+            prefill_fs_per_token_squared=round(self.beta_s * 1e15),
+            decode_base_ns=self.base_ns,
+            decode_ns_per_sequence=self.per_sequence_ns,
+            decode_ps_per_context_token=self.per_token_ps,
+            fitted_model=model,
+        )
+
+
+async def calibrate(prefill: JaxExecutor, decode: JaxExecutor, recorder: Recorder) -> Calibration:
+    """Time chunks on one executor and steps on another (or the same), at both ends of the context and of the batch.
+
+    Medians of a few, after warm-up. Overwrites pages: call it before anyone owns one. The constants are recorded as the
+    only outcome of the mechanism `calibration`, so that a replay estimates with the same ones.
+    """
+    chunk_ns = await prefill.on_thread(lambda: _chunk_ns(prefill))
+    one_ns, full_ns, far_ns = await decode.on_thread(lambda: _step_ns(decode))
+    found = fit(prefill.geometry, chunk_ns, (one_ns, full_ns), far_ns)
+    recorder.outcome(0, "calibration", 0, dataclasses.asdict(found))
+    return found
+
+
+def fit(
+    geometry: Geometry, chunk_ns: tuple[float, float], step_ns: tuple[float, float], far_step_ns: float
+) -> Calibration:
+    """Constants from a full chunk at the (start, end) of the context, a step at batch (1, max), one with full contexts.
+
+    Differences that come out negative are noise: such a constant is 0 and the others carry its share.
+    """
+    chunk = min(geometry.chunk_tokens, geometry.max_context_tokens)
+    context, batch = geometry.max_context_tokens, geometry.max_batch
+    near, far = chunk_ns
+    # T(chunk) = a c + b c^2;  T(context) - T(context - c) = a c + b (2 context c - c^2)
+    lever = 2 * chunk * (context - chunk)
+    beta = max(0.0, (far - near) / lever) if lever else 0.0
+    alpha = (near - beta * chunk * chunk) / chunk if beta else (near + far) / 2 / chunk
+    one, full = step_ns
+    per_sequence = max(0.0, (full - one) / (batch - 1)) if batch > 1 else 0.0
+    per_token = max(0.0, (far_step_ns - full) / (batch * (context - 1))) if context > 1 else 0.0
+    return Calibration(
+        alpha_s=max(0.0, alpha) * 1e-9,
+        beta_s=beta * 1e-9,
+        base_ns=max(0, round(one - per_sequence)),
+        per_sequence_ns=round(per_sequence),
+        per_token_ps=round(per_token * 1000),
+    )
+
+
+def _pages(geometry: Geometry) -> list[int]:
+    """A full page table. Only the time is looked at, so pages may repeat where there are fewer than a context takes."""
+    return [page % geometry.pages for page in range(geometry.table_width)]
+
+
+def _chunk_ns(executor: JaxExecutor) -> tuple[float, float]:
+    """A full chunk at the (start, end) of the context."""
+    geometry, programs = executor.geometry, executor.programs()
+    chunk = min(geometry.chunk_tokens, geometry.max_context_tokens)
+    heat = np.zeros(1, np.float32)
+
+    def at(start: int) -> float:
+        tokens = np.zeros(chunk, dtype=np.int32)
+        rows = pack_row(geometry.chunk_tokens, chunk, start, 0, tokens, _pages(geometry), geometry)[None]
+        return _median_ns(lambda: executor.step(programs.prefill, rows, heat))
+
+    return at(0), at(geometry.max_context_tokens - chunk)
+
+
+def _step_ns(executor: JaxExecutor) -> tuple[float, float, float]:
+    """A step with one short context, with a full batch of them, and with a full batch of the longest ones."""
+    geometry, programs = executor.geometry, executor.programs()
+    heat = np.zeros(geometry.max_batch, np.float32)
+
+    def at(batch: int, start: int) -> float:
+        rows, _ = Plan.idle(geometry, geometry.max_batch, 1)
+        rows[:batch] = pack_row(1, 1, start, 0, np.zeros(1, dtype=np.int32), _pages(geometry), geometry)
+        return _median_ns(lambda: executor.step(programs.decode, rows, heat))
+
+    return at(1, 0), at(geometry.max_batch, 0), at(geometry.max_batch, geometry.max_context_tokens - 1)
+
+
+def _median_ns(work: Callable[[], object]) -> float:
+    work()
+    times: list[int] = []
+    for _ in range(REPEATS):
+        start = time.perf_counter_ns()
+        work()
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times)
+
+
+def measure_link(recorder: Recorder) -> tuple[float, float]:
+    """Bytes a second of a copy between two host buffers (the `local` transport's work), and its fixed cost in seconds.
+
+    Recorded as the only outcome of the mechanism `link`.
+    """
+    source = np.ones(LINK_BYTES, np.uint8)
+    target = np.zeros(LINK_BYTES, np.uint8)
+    small, large = source[:64], target[:64]
+    whole_ns = _median_ns(lambda: np.copyto(target, source))
+    fixed_ns = _median_ns(lambda: np.copyto(large, small))
+    found = (LINK_BYTES / max(1.0, whole_ns) * 1e9, fixed_ns / 1e9)
+    recorder.outcome(0, "link", 0, {"bytes_per_s": found[0], "latency_s": found[1]})
+    return found

@@ -1,0 +1,67 @@
+"""The `mcjax` command: help at once, sub-commands by name, and everything else to Hydra."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+HELP = """\
+mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check it.
+
+  mcjax                             the demo: a real prefill and a real decode instance on this machine
+  mcjax GROUP=OPTION key=value ...  any other run; -m sweeps over comma-separated values
+  mcjax replay RUN                  decide a run's decisions again from its own log
+  mcjax --cfg job ...               print the config of a run without running it
+
+Worlds     backend=jax       the real engine (default)
+           backend=sim       virtual time on cost models
+           backend=check     byte-true blocks under injected faults: faults=none|random
+Cluster    cluster=1p1d|8p8d|16m|2p2d+1m
+Policies   sched/prefill=random|round_robin|least_loaded|cache_aware|kvcache_centric|custom
+           sched/batching=prefill_first|chunked      sched/admission=none|early_rejection
+           sched/decode, sched/fetch, sched/tenancy, sched/roles, kvpool/eviction, kvpool/watermark
+Traffic    workload=chat|synthetic|mooncake (workload.path=FILE)    slo=relative|paper|none
+Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
+           model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline
+Tracking   track=files|wandb|none
+
+  mcjax backend=sim workload=mooncake workload.path=FILE cluster=8p8d hardware=a800x8 model=llama3-70b
+  mcjax backend=check faults=random seed=1
+  mcjax backend=sim sched/prefill=custom sched.prefill._target_=my_policy.Mine   (my_policy.py lies here)
+
+--info and --hydra-help are Hydra's own.
+"""
+
+
+def _replay(arguments: Sequence[str]) -> int:
+    from mcjax.replay import command
+
+    return command(arguments)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"replay": _replay}
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return
+    if arguments and arguments[0] in ("--version", "-V"):
+        from mcjax import __version__
+
+        print(f"mcjax {__version__}")
+        return
+    if arguments and arguments[0] in COMMANDS:
+        raise SystemExit(COMMANDS[arguments[0]](arguments[1:]))
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and arguments[0][:1] not in "+~":
+        print(f"mcjax: no command {arguments[0]!r}; there is {', '.join(COMMANDS)}. See mcjax --help", file=sys.stderr)
+        raise SystemExit(2)
+    from mcjax.app import main as run
+
+    raise SystemExit(run(arguments))
+
+
+if __name__ == "__main__":
+    main()

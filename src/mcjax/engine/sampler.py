@@ -1,0 +1,66 @@
+"""Looks at the cluster at fixed ticks of run time, for the record; policy never sees this. Also notices when a run stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mcjax import aio
+from mcjax.engine.service import Service
+from mcjax.errors import Deadlock
+from mcjax.types import NS_PER_S, Recorder
+
+
+class Sampler:
+    """Gauges of every instance and node, every `period_s`.
+
+    Raises `Deadlock` out of `run` when requests are running and none has ended for `stall_s`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        recorder: Recorder,
+        period_s: float,
+        stall_s: float,
+        on_tick: Callable[[int], None] = lambda now_ns: None,
+        who_waits: Callable[[], str] = lambda: "",
+    ):
+        self._service = service
+        self._recorder = recorder
+        self._period_ns = max(1, round(period_s * NS_PER_S))
+        self._stall_ns = round(stall_s * NS_PER_S)
+        self._on_tick = on_tick
+        self._who_waits = who_waits
+        self._ended = 0
+        self._moved_ns = 0
+
+    async def run(self) -> None:
+        tick = 0
+        while True:
+            tick += 1
+            await aio.sleep_until_ns(tick * self._period_ns)
+            now_ns = aio.now_ns()
+            self._sample(now_ns)
+            self._on_tick(now_ns)
+            self._check_progress(now_ns)
+
+    def _sample(self, now_ns: int) -> None:
+        sample = self._recorder.sample
+        for instance in self._service.cluster.instances.values():
+            name, store, loop = instance.name, instance.pages.store, instance.loop
+            sample(now_ns, name, "queue_prompts", len(loop.prefills))
+            sample(now_ns, name, "batch", len(loop.decodes))
+            sample(now_ns, name, "page_fill", 1.0 - store.free_slots / store.capacity)
+            node = instance.node
+            sample(now_ns, node.name, "pool_fill", len(node.pool) / node.pool.store.capacity)
+            sample(now_ns, node.name, "pending_bytes", node.outgoing_bytes)
+
+    def _check_progress(self, now_ns: int) -> None:
+        frontend = self._service.frontend
+        if frontend.ended != self._ended or not frontend.running:
+            self._ended, self._moved_ns = frontend.ended, now_ns
+        elif now_ns - self._moved_ns > self._stall_ns:
+            stuck = list(frontend.running)[:10]
+            raise Deadlock(
+                f"no request has ended for {self._stall_ns / 1e9:g} s; requests {stuck} are running\n{self._who_waits()}"
+            )

@@ -1,0 +1,271 @@
+"""The Llama architecture over paged KV, in flax.nnx: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+A page holds one block of tokens of *all* layers, `[L, 2, page, Hkv, D]`, so a page's bytes are one KV block of the
+pool. The last page of the array is scratch: padding writes there, and nobody reads it unmasked.
+Source: Touvron et al. 2023 (arXiv:2302.13971), grouped queries from arXiv:2307.09288.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mcjax.errors import ConfigError
+from mcjax.kernels.attention.dispatch import PagedAttention
+
+
+class Shape(Protocol):
+    """The fields of `mcjax.cost.model_shape.ModelShape` that an architecture needs."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def d_ff(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def tied_embeddings(self) -> bool: ...
+    @property
+    def dtype_bytes(self) -> int: ...
+    @property
+    def kv_dtype_bytes(self) -> int: ...
+    @property
+    def qk_norm(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """Sizes of one model. `dtype` is that of weights, activations and KV; sums are always in float32."""
+
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab: int
+    tied_embeddings: bool = True
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}", getattr(self, name), "must be at least 1")
+        if self.heads % self.kv_heads:
+            raise ConfigError("model.heads", self.heads, f"must be a multiple of model.kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError("model.head_dim", self.head_dim, "rotary positions need an even size")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError("model.dtype", self.dtype, "not supported", ("float32", "bfloat16"))
+
+    @classmethod
+    def from_shape(cls, shape: Shape, rope_theta: float = 10_000.0, norm_eps: float = 1e-5) -> LlamaConfig:
+        """The config of a model shape; what a shape does not say is given beside it.
+
+        Raises `ConfigError` for a shape that is no dense Llama, or whose KV is of another width than its weights.
+        """
+        dtypes = {4: "float32", 2: "bfloat16"}
+        if shape.experts or shape.qk_norm:
+            raise ConfigError("model", type(shape).__name__, "has experts or normalised queries: not a dense Llama")
+        if shape.dtype_bytes not in dtypes:
+            raise ConfigError("model.dtype_bytes", shape.dtype_bytes, "no such dtype here", dtypes)
+        if shape.kv_dtype_bytes != shape.dtype_bytes:
+            raise ConfigError("model.kv_dtype_bytes", shape.kv_dtype_bytes, "must equal model.dtype_bytes here")
+        return cls(
+            layers=shape.layers,
+            d_model=shape.d_model,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            d_ff=shape.d_ff,
+            vocab=shape.vocab,
+            tied_embeddings=shape.tied_embeddings,
+            rope_theta=rope_theta,
+            norm_eps=norm_eps,
+            dtype=dtypes[shape.dtype_bytes],
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of all layers, for one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
+
+    def page_shape(self, page_tokens: int) -> tuple[int, int, int, int, int]:
+        """`[L, 2, page, Hkv, D]`, the shape of one page."""
+        return (self.layers, 2, page_tokens, self.kv_heads, self.head_dim)
+
+    def items(self) -> dict[str, int | float | bool | str]:
+        """Field by field, for fingerprints and logs."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class WeightSource(Protocol):
+    """Where weights come from: asked once a parameter, by dotted name. `fan_in` counts summed inputs (0: a gain)."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Array: ...
+
+
+def contract(pattern: str, x: Float[Array, " ..."], weight: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    """`einsum` that sums in float32 and returns the dtype of `x`.
+
+    Float32 weights ask for full float32 products, which accelerators otherwise round; on XLA:CPU a bfloat16 product
+    that is *summed* in bfloat16 is the slow path.
+    """
+    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jnp.einsum(pattern, x, weight, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def rotary_table(config: LlamaConfig, length: int) -> Float[Array, "S 2 D/2"]:
+    """Cosine and sine of every position below `length`, computed in float64.
+
+    A table and not a formula inside the program: a vectorised cosine may round its last lanes otherwise, and then a
+    token's bits would depend on its place in the chunk.
+    """
+    frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
+    return jnp.asarray(np.stack([np.cos(angles), np.sin(angles)], axis=1), dtype=jnp.float32)
+
+
+def rotate(x: Float[Array, "B T H D"], turn: Float[Array, "B T 2 D/2"]) -> Float[Array, "B T H D"]:
+    """Turn each pair (i, i + D/2) of `x` by its position's angle."""
+    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cosine, sine = turn[:, :, None, 0], turn[:, :, None, 1]
+    return jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """`x / rms(x) * gain`, in float32."""
+
+    def __init__(self, config: LlamaConfig, source: WeightSource, name: str):
+        self.gain = nnx.Param(source(f"{name}.gain", (config.d_model,), 0))
+        self.eps = config.norm_eps
+
+    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * scale * self.gain[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention that writes its keys and values into the pages first, then reads everything from there.
+
+    So a key lies at the same place of the reduction whether this call computed it or an earlier one did, on this
+    instance or on another: that is what makes prefix reuse bitwise exact.
+    """
+
+    def __init__(self, config: LlamaConfig, source: WeightSource, name: str, layer: int):
+        embed, head_dim = config.d_model, config.head_dim
+        self.layer = layer
+        self.query = nnx.Param(source(f"{name}.query", (embed, config.heads, head_dim), embed))
+        self.key = nnx.Param(source(f"{name}.key", (embed, config.kv_heads, head_dim), embed))
+        self.value = nnx.Param(source(f"{name}.value", (embed, config.kv_heads, head_dim), embed))
+        self.output = nnx.Param(source(f"{name}.output", (config.heads, head_dim, embed), config.heads * head_dim))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        turn: Float[Array, "B T 2 D/2"],
+        positions: Int[Array, "B T"],
+        pages: Float[Array, "P L 2 page Hkv D"],
+        page_table: Int[Array, "B N"],
+        places: tuple[Int[Array, "B T"], Int[Array, "B T"]],
+        attend: PagedAttention,
+    ) -> tuple[Float[Array, "B T E"], Float[Array, "P L 2 page Hkv D"]]:
+        queries = rotate(contract("bte,ehd->bthd", x, self.query[...]), turn)
+        keys = rotate(contract("bte,ekd->btkd", x, self.key[...]), turn)
+        values = contract("bte,ekd->btkd", x, self.value[...])
+        page, offset = places
+        pages = pages.at[page, self.layer, :, offset].set(jnp.stack([keys, values], axis=2))
+        mixed = attend(queries, pages, self.layer, page_table, positions)
+        return contract("bthd,hde->bte", mixed, self.output[...]), pages
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, config: LlamaConfig, source: WeightSource, name: str):
+        self.gate = nnx.Param(source(f"{name}.gate", (config.d_model, config.d_ff), config.d_model))
+        self.up = nnx.Param(source(f"{name}.up", (config.d_model, config.d_ff), config.d_model))
+        self.down = nnx.Param(source(f"{name}.down", (config.d_ff, config.d_model), config.d_ff))
+
+    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        gate, up = contract("bte,ef->btf", x, self.gate[...]), contract("bte,ef->btf", x, self.up[...])
+        return contract("btf,fe->bte", jax.nn.silu(gate) * up, self.down[...])
+
+
+class Block(nnx.Module):
+    """One layer: attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, config: LlamaConfig, source: WeightSource, layer: int):
+        name = f"blocks.{layer}"
+        self.attention_norm = RMSNorm(config, source, f"{name}.attention_norm")
+        self.attention = Attention(config, source, f"{name}.attention", layer)
+        self.feed_forward_norm = RMSNorm(config, source, f"{name}.feed_forward_norm")
+        self.feed_forward = FeedForward(config, source, f"{name}.feed_forward")
+
+
+class Llama(nnx.Module):
+    """The whole model. `max_positions` bounds the rotary table, hence the context."""
+
+    def __init__(self, config: LlamaConfig, max_positions: int, source: WeightSource):
+        self.config = config
+        self.embedding = nnx.Param(source("embedding", (config.vocab, config.d_model), 1))
+        self.blocks = nnx.List([Block(config, source, layer) for layer in range(config.layers)])
+        self.final_norm = RMSNorm(config, source, "final_norm")
+        head_shape = (config.vocab, config.d_model)
+        self.head = None if config.tied_embeddings else nnx.Param(source("head", head_shape, config.d_model))
+        self.rotary = nnx.Variable(rotary_table(config, max_positions))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        pages: Float[Array, "P L 2 page Hkv D"],
+        page_table: Int[Array, "B N"],
+        lengths: Int[Array, " B"],
+        attend: PagedAttention,
+    ) -> tuple[Float[Array, "B V"], Float[Array, "P L 2 page Hkv D"]]:
+        """Logits (float32) after each row's last valid token, and the pages with the new keys and values in them.
+
+        Row b holds `lengths[b]` valid tokens, then padding, whose position is -1. Page ids in `page_table` are below
+        `P - 1`; unused entries may name any page. Logits of a row without valid tokens mean nothing.
+        """
+        page_tokens, scratch = pages.shape[3], pages.shape[0] - 1
+        valid = positions >= 0
+        safe = jnp.where(valid, positions, 0)
+        page = jnp.where(valid, jnp.take_along_axis(page_table, safe // page_tokens, axis=1), scratch)
+        turn = self.rotary[...][safe]
+        x = self.embedding[...][tokens]
+        for block in self.blocks:
+            mixed, pages = block.attention(
+                block.attention_norm(x), turn, positions, pages, page_table, (page, safe % page_tokens), attend
+            )
+            x = x + mixed
+            x = x + block.feed_forward(block.feed_forward_norm(x))
+        last = jnp.maximum(lengths - 1, 0)[:, None, None]
+        final = self.final_norm(jnp.take_along_axis(x, last, axis=1))
+        head = self.embedding if self.head is None else self.head
+        precision = jax.lax.Precision.HIGHEST if final.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+        logits = jnp.einsum(
+            "be,ve->bv", final[:, 0], head[...], precision=precision, preferred_element_type=jnp.float32
+        )
+        return logits, pages

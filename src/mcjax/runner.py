@@ -1,0 +1,190 @@
+"""One run from end to end: a world is prepared, a workload played through a service, everything recorded and summarised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+import numpy as np
+
+from mcjax import aio
+from mcjax.backends.base import World
+from mcjax.cost.slo import SLOPolicy
+from mcjax.engine.cluster import Policies
+from mcjax.engine.cluster_spec import InstanceSpec
+from mcjax.engine.sampler import Sampler
+from mcjax.engine.service import Service, Settings
+from mcjax.errors import ConfigError
+from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
+from mcjax.sched.placement import Strategies
+from mcjax.sched.state import LinkEstimate
+from mcjax.track.console import Figures, ProgressDisplay
+from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role
+from mcjax.workload.base import Turn, Workload
+from mcjax.workload.driver import Answer, ScriptBook, drive
+
+
+@dataclass(frozen=True)
+class Change:
+    """An instance joins (with this role) or is drained (by this name) in mid-run."""
+
+    at_s: float
+    join: str | None = None
+    drain: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.join is None) == (self.drain is None):
+            raise ConfigError("cluster_changes", self, "needs exactly one of join and drain")
+        if self.join is not None and self.join not in list(Role):
+            raise ConfigError("cluster_changes.join", self.join, "is no role", list(Role))
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """Everything a run needs, made from its config (`app.build`)."""
+
+    world: World
+    workload: Workload
+    scripts: ScriptBook
+    instances: Sequence[InstanceSpec]
+    strategies: Strategies
+    policies: Policies
+    slo: SLOPolicy
+    settings: Settings
+    salts: Salts
+    table: KeyTable
+    recorder: Recorder
+    policy_rng: np.random.Generator
+    changes: Sequence[Change] = ()
+    sample_period_s: float = 1.0
+    stall_s: float = 3600.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What is left of a run beside its tables."""
+
+    rows: list[RequestRow] = field(default_factory=list[RequestRow])
+    duration_ns: int = 0
+    wall_s: float = 0.0
+    bytes_by_transport: dict[str, int] = field(default_factory=dict[str, int])
+    checksums: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    interrupted: bool = False
+    """The user stopped it; rows are of the requests that had ended."""
+
+
+class Performance:
+    """Plays a rehearsed run once."""
+
+    def __init__(self, rehearsal: Rehearsal, progress: ProgressDisplay, on_figures: Callable[[int, Mapping[str, float]], None]):
+        self._r = rehearsal
+        self._progress = progress
+        self._on_figures = on_figures
+        self._figures = Figures()
+        self.result = Result()
+
+    def run(self) -> Result:
+        """Play to the end. On an interrupt the result is what there was; other errors are raised."""
+        began_s = time.monotonic()
+        try:
+            self._r.world.run(self._main)
+        except KeyboardInterrupt:
+            self.result.interrupted = True
+        finally:
+            self.result.wall_s = time.monotonic() - began_s
+            for transport in self._r.world.transports():
+                self.result.bytes_by_transport[transport.name] = transport.stats().bytes_moved
+        return self.result
+
+    async def _main(self) -> None:
+        r = self._r
+        await r.world.prepare([(spec.name, spec.role) for spec in r.instances], self._progress.stage)
+        aio.start_of_run()
+        try:
+            async with aio.Scope("run") as scope:
+                service = self._service(scope)
+                service.start(r.instances)
+                who_waits: Callable[[], str] = getattr(aio.clock(), "who_waits", lambda: "")
+                sampler = Sampler(service, r.recorder, r.sample_period_s, r.stall_s, self._tick, who_waits)
+                scope.spawn(sampler.run(), "sampler")
+                scope.spawn(self._change(service), "cluster changes")
+                await scope.run(self._drive(service))
+                self.result.duration_ns = aio.now_ns()
+                service.cluster.check_idle()
+                self._keep_checksums(service)
+        finally:
+            self.result.duration_ns = self.result.duration_ns or aio.now_ns()
+            await r.world.close()
+
+    def _service(self, scope: aio.Scope) -> Service:
+        r = self._r
+        cost = r.world.cost()
+        return Service(
+            scope,
+            r.world,
+            r.world.transports(),
+            cost,
+            LinkEstimate(*r.world.link()),
+            BlockNamer(r.world.kv_format(), r.salts, r.table),
+            r.strategies,
+            r.policies,
+            lambda request: r.slo.bounds(request, cost),
+            r.policy_rng,
+            r.recorder,
+            r.settings,
+            r.world.keeps_tokens,
+            r.world.shares_decoded,
+        )
+
+    async def _drive(self, service: Service) -> None:
+        async def submit(turn: Turn) -> Answer:
+            self._figures.submitted += 1
+            row = await service.frontend.submit(turn.request).task
+            self._count(row)
+            completed = row.state is RequestState.COMPLETED
+            return Answer(completed, None if row.output is None else np.array(row.output, np.int32))
+
+        await drive(self._r.workload, submit, self._r.scripts)
+
+    def _count(self, row: RequestRow) -> None:
+        figures = self._figures
+        self.result.rows.append(row)
+        if row.state is RequestState.COMPLETED:
+            figures.completed += 1
+        else:
+            figures.not_served += 1
+        figures.output_tokens += row.output_tokens
+        figures.prompt_tokens += row.request.prompt_tokens
+        figures.hit_tokens += row.local_tokens + row.remote_tokens
+        row.token_ends_ns = []
+
+    def _tick(self, now_ns: int) -> None:
+        figures = self._figures
+        figures.now_ns = now_ns
+        figures.running = figures.submitted - figures.completed - figures.not_served
+        self._progress.update(figures)
+        live = {"completed": figures.completed, "running": figures.running, "output_tokens": figures.output_tokens}
+        self._on_figures(now_ns, live)
+
+    async def _change(self, service: Service) -> None:
+        joined: dict[Role, int] = {}
+        for change in sorted(self._r.changes, key=lambda change: change.at_s):
+            await aio.sleep_until_ns(round(change.at_s * NS_PER_S))
+            if change.join is not None:
+                role = Role(change.join)
+                joined[role] = joined.get(role, 0) + 1
+                service.cluster.join(InstanceSpec(f"{change.join[0]}+{joined[role]}", role))
+            elif change.drain not in service.cluster.instances:
+                raise ConfigError("cluster_changes.drain", change.drain, "no such instance", service.cluster.instances)
+            else:
+                await service.cluster.drain(change.drain)
+
+    def _keep_checksums(self, service: Service) -> None:
+        table = self._r.table
+        for node in service.cluster.nodes.values():
+            for block, checksum in node.pool.contents().items():
+                self.result.checksums[table.key(block)] = checksum
+
+

@@ -1,0 +1,104 @@
+"""Proves a real run right: every token and every block again from a colocated engine, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mcjax.errors import VerificationError
+from mcjax.runner import Result
+from mcjax.track.arrow import Table
+from mcjax.types import RequestRow, RequestState, Script, Tokens
+from mcjax.workload.base import Session, Turn
+
+
+class _Once:
+    """A session of one request, sent at once."""
+
+    start_ns = 0
+
+    def __init__(self, row: RequestRow):
+        self._turn: Turn | None = Turn(replace(row.request, arrival_ns=0), Script(row.output_tokens))
+
+    def next_turn(self, answer: Tokens | None) -> Turn | None:
+        turn, self._turn = self._turn, None
+        return turn
+
+
+class SamePrompts:
+    """The completed requests of another run, all at once, in order of their ids."""
+
+    name = "same prompts"
+    block_tokens: int | None = None
+
+    def __init__(self, rows: Sequence[RequestRow]):
+        done = [row for row in rows if row.state is RequestState.COMPLETED]
+        self._rows = sorted(done, key=lambda row: row.request.request_id)
+
+    def sessions(self) -> Iterator[Session]:
+        for row in self._rows:
+            yield _Once(row)
+
+    def inputs(self) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found equal."""
+
+    requests: int
+    tokens: int
+    kv_blocks: int
+
+
+def compare(run: Result, colocated: Result) -> Verified:
+    """Raises `VerificationError` at the first token or block that differs, and if there was nothing to compare."""
+    expected = {row.request.request_id: row for row in colocated.rows}
+    tokens = 0
+    for row in run.rows:
+        if row.state is not RequestState.COMPLETED:
+            raise VerificationError(f"request {row.request.request_id} {row.state}: {row.reason}")
+        other = expected[row.request.request_id]
+        if row.output != other.output:
+            ours, theirs = row.output or [], other.output or []
+            where = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs))
+            raise VerificationError(
+                f"request {row.request.request_id} differs from the colocated engine at output token {where}: "
+                f"{ours[where : where + 3]} instead of {theirs[where : where + 3]}"
+            )
+        tokens += len(row.output or ())
+    common = [key for key in run.checksums if key in colocated.checksums]
+    for key in common:
+        if run.checksums[key] != colocated.checksums[key]:
+            raise VerificationError(f"block {key.hex()[:16]} holds other KV bytes than the colocated engine's")
+    if not tokens or not common:
+        raise VerificationError(f"{tokens} tokens and {len(common)} blocks could be compared: that proves nothing")
+    return Verified(len(run.rows), tokens, len(common))
+
+
+def check_exercised(run: Result, events: Table, disaggregated: bool) -> None:
+    """Raises `VerificationError` unless the run really used what it is meant to show: hits, chunks, batches, transfers."""
+    kinds, owners, batches = (events.column(name).to_pylist() for name in ("kind", "request_id", "blocks"))
+    chunks: dict[int, int] = {}
+    batch = 0
+    for kind, owner, blocks in zip(kinds, owners, batches, strict=True):
+        if kind == "prefill_step":
+            chunks[owner] = chunks.get(owner, 0) + 1
+        elif kind == "decode_step":
+            batch = max(batch, blocks)
+    hits = sum(row.local_tokens + row.remote_tokens for row in run.rows)
+    moved = run.bytes_by_transport
+    missing = [
+        what
+        for what, there in {
+            "prefix hits": hits > 0,
+            "prompts of more than one chunk": max(chunks.values(), default=0) > 1,
+            "decode batches of more than one": batch > 1,
+            "bytes between device and host": moved.get("device", 0) > 0,
+            "bytes between nodes": moved.get("local", 0) > 0 or not disaggregated,
+        }.items()
+        if not there
+    ]
+    if missing:
+        raise VerificationError(f"the run shows no {', no '.join(missing)}")

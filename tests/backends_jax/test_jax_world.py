@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from mcjax.backends.jax.calibrate import fit
+from mcjax.backends.jax.programs import Geometry
+from mcjax.backends.jax.world import JaxWorld
+from mcjax.cost.model_shape import ModelShape
+from mcjax.engine.base import Kind, StepItem, StepPlan
+from mcjax.errors import ConfigError
+from mcjax.transfer.base import Copy
+from mcjax.types import NullRecorder, Role, Sampling
+
+SHAPE = ModelShape(
+    name="tiny", layers=1, d_model=16, heads=2, kv_heads=1, head_dim=8, d_ff=24, vocab=259, tied_embeddings=True,
+    dtype_bytes=4, kv_dtype_bytes=4, max_context_tokens=256,
+)  # fmt: skip
+SIZES = {
+    "block_tokens": 8,
+    "chunk_tokens": 16,
+    "max_batch": 2,
+    "max_context_tokens": 128,
+    "pages": 20,
+    "pool_blocks": 10,
+}
+
+
+class Outcomes(NullRecorder):
+    def __init__(self):
+        self.rows = []
+
+    def outcome(self, time_ns, mechanism, call, payload):
+        self.rows.append((time_ns, mechanism, call, payload))
+
+
+def test_a_prompt_goes_through_the_world_and_no_thread_stays():
+    recorder = Outcomes()
+    world = JaxWorld(SHAPE, **SIZES, poison=True, recorder=recorder)
+    before = threading.active_count()
+    reports = []
+
+    async def main():
+        with pytest.raises(RuntimeError, match="prepare"):
+            world.cost()
+        await world.prepare([("p0", Role.PREFILL), ("d0", Role.DECODE)], lambda *args: reports.append(args))
+        store = world.pool_store("n0")
+        assert world.pool_store("n0") is store and store.block_bytes == world.kv_format().block_bytes
+        prefill = world.instance("p0", "n0", Role.PREFILL)
+        decode = world.instance("d0", "n0", Role.DECODE)
+        device, local = world.transports()
+        for memory in (prefill.pages, decode.pages, store):
+            device.register(memory)
+        assert (device.name, local.name) == ("device", "local")
+
+        source, kept, target = prefill.pages.reserve(2), store.reserve(2), decode.pages.reserve(3)
+        prompt = np.arange(16, dtype=np.int32)
+        item = StepItem(1, Kind.PREFILL, 0, 16, source, Sampling(), prompt)
+        token = (await prefill.executor.run(StepPlan([item]), 1)).tokens[0]
+        for one, two in (
+            (prefill.pages.regions(source), store.regions(kept)),
+            (store.regions(kept), decode.pages.regions(target[:2])),
+        ):
+            [result] = await device.submit([Copy(one, two)]).future
+            assert result.error is None
+        item = StepItem(1, Kind.DECODE, 16, 1, target, Sampling(), token)
+        progress = await decode.executor.run(StepPlan([item]), 6)
+        joined = world.instance("d1", "n1", Role.DECODE)
+        await world.remove("d1")
+        await world.close()
+        return progress, joined, decode.executor.capacity()
+
+    progress, joined, capacity = world.run(main)
+    assert progress.steps == 6 and len(progress.tokens[0]) == 6
+    assert threading.active_count() == before
+    assert joined.pages.node == "n1"
+    assert (capacity.pages, capacity.page_bytes) == (20, world.kv_format().block_bytes)
+    cost = world.cost()
+    assert cost.prefill_ns(0, 64) > 0 and cost.step_ns(2, 50, 1)[0] > 0
+    [calibration] = [row for row in recorder.rows if row[1] == "calibration"]
+    assert calibration[:3] == (0, "calibration", 0)
+    assert sorted(calibration[3]) == ["alpha_s", "base_ns", "beta_s", "per_sequence_ns", "per_token_ps"]
+    assert {row[1] for row in recorder.rows} == {"calibration", "p0", "d0", "device"}
+    shares = [share for _, share in reports]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def test_a_run_that_fails_leaves_no_thread():
+    world = JaxWorld(SHAPE, **SIZES)
+    before = threading.active_count()
+
+    async def main():
+        world.instance("p0", "n0", Role.PREFILL)
+        raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        world.run(main)
+    assert threading.active_count() == before
+
+
+def test_fingerprints_follow_weights_and_shape():
+    prints = [JaxWorld(SHAPE, **SIZES, seed=seed).kv_format().fingerprint for seed in (0, 0, 1)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("numerics", "fast", "allowed: invariant"),
+        ("max_context_tokens", 300, "stops at 256"),
+        ("pages", 3, "takes 16"),
+        ("devices", 0, "at least 1"),
+        ("max_batch", 0, "at least 1"),
+    ],
+)
+def test_settings_that_cannot_work(key, value, problem):
+    with pytest.raises(ConfigError, match=rf"backend\.{key}={value}.*{problem}"):
+        JaxWorld(SHAPE, **{**SIZES, key: value})
+
+
+def test_fit_recovers_the_constants_it_was_made_from():
+    geometry = Geometry(pages=64, page_tokens=16, max_batch=8, chunk_tokens=128, max_context_tokens=1024)
+    alpha, beta, base, sequence, token = 3000.0, 2.0, 500_000.0, 7000.0, 40.0  # ns
+
+    def prompt(n):
+        return alpha * n + beta * n * n
+
+    def step(batch, context):
+        return base + sequence * batch + token * context
+
+    found = fit(
+        geometry,
+        (prompt(128), prompt(1024) - prompt(896)),
+        (step(1, 0), step(8, 0)),
+        step(8, 8 * 1023),
+    )
+    assert found.alpha_s == pytest.approx(alpha * 1e-9)
+    assert found.beta_s == pytest.approx(beta * 1e-9)
+    assert found.per_token_ps == pytest.approx(token * 1000)
+    assert found.per_sequence_ns == pytest.approx(sequence, abs=1)
+    assert found.base_ns == pytest.approx(base, abs=1)
+
+
+def test_fit_never_goes_below_zero():
+    geometry = Geometry(pages=64, page_tokens=16, max_batch=8, chunk_tokens=128, max_context_tokens=1024)
+    found = fit(geometry, (9e6, 8e6), (5e5, 4e5), 3e5)
+    assert (found.beta_s, found.per_sequence_ns, found.per_token_ps) == (0, 0, 0)
+    assert found.alpha_s == pytest.approx(8.5e6 / 128 * 1e-9)
+    assert found.base_ns == 500_000

@@ -1,0 +1,123 @@
+"""The paged model against a dense one written without pages, chunks or masks of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mcjax.errors import ConfigError
+from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.models import builtin
+from mcjax.models.llama import LlamaConfig
+
+CONFIG = LlamaConfig(layers=2, d_model=48, heads=6, kv_heads=2, head_dim=16, d_ff=80, vocab=97)
+
+
+class Recorded(builtin.SeededWeights):
+    """Keeps the weights by name, in float64, for the dense model. Gains are made unlike one another."""
+
+    def __init__(self, config, seed):
+        super().__init__(config, seed)
+        self.by_name = {}
+
+    def __call__(self, name, shape, fan_in):
+        weight = super().__call__(name, shape, fan_in)
+        if fan_in == 0:
+            weight = weight * (1 + jnp.arange(shape[0]) / shape[0])
+        self.by_name[name] = np.asarray(weight, dtype=np.float64)
+        return weight
+
+
+def dense(config, weights, tokens):
+    """`[T, V]` logits of every position, in NumPy float64, straight from the papers' formulas."""
+
+    def norm(x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * weights[name]
+
+    def turned(x):  # [T, H, D], pairs (i, i + D/2)
+        half = config.head_dim // 2
+        angle = np.arange(len(x))[:, None] * config.rope_theta ** (-np.arange(half) / half)
+        rotation = np.exp(1j * angle)[:, None, :]
+        pairs = (x[..., :half] + 1j * x[..., half:]) * rotation
+        return np.concatenate([pairs.real, pairs.imag], -1)
+
+    x = weights["embedding"][tokens]
+    for layer in range(config.layers):
+        name = f"blocks.{layer}"
+        h = norm(x, f"{name}.attention_norm.gain")
+        query = turned(np.einsum("te,ehd->thd", h, weights[f"{name}.attention.query"]))
+        key = turned(np.einsum("te,ehd->thd", h, weights[f"{name}.attention.key"]))
+        value = np.einsum("te,ehd->thd", h, weights[f"{name}.attention.value"])
+        out = np.zeros((len(tokens), config.heads, config.head_dim))
+        for head in range(config.heads):
+            shared = head // (config.heads // config.kv_heads)
+            scores = query[:, head] @ key[:, shared].T / np.sqrt(config.head_dim)
+            scores[np.triu_indices(len(tokens), 1)] = -np.inf
+            weight = np.exp(scores - scores.max(-1, keepdims=True))
+            out[:, head] = weight / weight.sum(-1, keepdims=True) @ value[:, shared]
+        x = x + np.einsum("thd,hde->te", out, weights[f"{name}.attention.output"])
+        h = norm(x, f"{name}.feed_forward_norm.gain")
+        gate = h @ weights[f"{name}.feed_forward.gate"]
+        up = h @ weights[f"{name}.feed_forward.up"]
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.feed_forward.down"]
+    return norm(x, "final_norm.gain") @ weights.get("head", weights["embedding"]).T
+
+
+@pytest.mark.parametrize("attention", ["reference", "blockwise"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_paged_logits_agree_with_a_dense_model(attention, tied):
+    config = dataclasses.replace(CONFIG, tied_embeddings=tied)
+    source = Recorded(config, 3)
+    model = builtin.Llama(config, 96, source)
+    attend = paged_attention(attention)
+    rng = np.random.default_rng(0)
+    lengths = [83, 70]
+    prompts = [rng.integers(0, config.vocab, length) for length in lengths]
+    want = [dense(config, source.by_name, prompt) for prompt in prompts]
+
+    page_tokens, width = 8, 12
+    pages = jnp.full((2 * width + 1, *config.page_shape(page_tokens)), jnp.nan)
+    table = rng.permutation(2 * width).reshape(2, width).astype(np.int32)
+    step = jax.jit(lambda *args: model(*args, attend))
+    chunk, done = 30, [0, 0]
+    while done != lengths:
+        count = np.array([min(chunk, length - at) for length, at in zip(lengths, done, strict=True)], dtype=np.int32)
+        tokens = np.zeros((2, chunk), dtype=np.int32)
+        positions = np.full((2, chunk), -1, dtype=np.int32)
+        for row in range(2):
+            tokens[row, : count[row]] = prompts[row][done[row] : done[row] + count[row]]
+            positions[row, : count[row]] = np.arange(done[row], done[row] + count[row])
+        logits, pages = step(tokens, positions, pages, table, count)
+        done = [int(at + n) for at, n in zip(done, count, strict=True)]
+        for row in range(2):
+            if count[row]:
+                np.testing.assert_allclose(logits[row], want[row][done[row] - 1], rtol=1e-4, atol=1e-4)
+
+
+SHAPE = {
+    **{"layers": 1, "d_model": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "d_ff": 8, "vocab": 9, "experts": 0},
+    **{"tied_embeddings": True, "dtype_bytes": 2, "kv_dtype_bytes": 2, "qk_norm": False},
+}
+
+
+def shape(**changes):
+    return SimpleNamespace(**(SHAPE | changes))
+
+
+def test_config_from_a_shape():
+    config = LlamaConfig.from_shape(shape(), rope_theta=5e5)
+    assert (config.dtype, config.rope_theta, config.heads) == ("bfloat16", 5e5, 2)
+    assert config.kv_bytes_per_token == 2 * 1 * 1 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"experts": 8}, {"qk_norm": True}, {"dtype_bytes": 1}, {"kv_dtype_bytes": 4}, {"kv_heads": 3}]
+)
+def test_shapes_that_are_no_llama_are_refused(changes):
+    with pytest.raises(ConfigError):
+        LlamaConfig.from_shape(shape(**changes))
