@@ -78,10 +78,12 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
     if config.backend.name == "check":
         campaign = importlib.import_module("mcjax.campaign")
-        return campaign.execute(config, plugins, argv, show_progress)
+        return campaign.execute(
+            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), argv, show_progress
+        )
     plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
     track = TrackSettings(**instantiate(config.track))
-    workload = cast("Workload", plugins.get("workload") or _instantiate_workload(config))
+    workload = cast("Workload", plugins.get("workload") or workload_of(config))
     table = KeyTable()
     recorder = TableRecorder(table.key, track.level)
     rehearsal = build(config, plugins, workload, table, recorder, track)
@@ -212,7 +214,7 @@ def _settings(config: DictConfig) -> Settings:
     )
 
 
-def _instantiate_workload(config: DictConfig) -> Any:
+def workload_of(config: DictConfig) -> Any:
     section = copy.deepcopy(config.workload)
     if "seed" in section:
         section.seed = seed_of(config.seed, Stream.WORKLOAD)

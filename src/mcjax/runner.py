@@ -101,11 +101,12 @@ class Performance:
     async def _main(self) -> None:
         r = self._r
         await r.world.prepare([(spec.name, spec.role) for spec in r.instances], self._progress.stage)
-        aio.start_of_run()
         try:
             async with aio.Scope("run") as scope:
                 service = self._service(scope)
+                aio.start_of_run()
                 service.start(r.instances)
+                aio.start_of_run()  # weights, programs and memory are there: time begins
                 who_waits: Callable[[], str] = getattr(aio.clock(), "who_waits", lambda: "")
                 sampler = Sampler(service, r.recorder, r.sample_period_s, r.stall_s, self._tick, who_waits)
                 scope.spawn(sampler.run(), "sampler")

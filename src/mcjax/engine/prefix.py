@@ -59,9 +59,7 @@ class PrefixFetcher:
             raise
 
     def _locate(self, job: Job, blocks: tuple[int, ...], have: int, tried: list[str]) -> str | None:
-        state = self.conductor.state
-        recompute_ns = state.cost.prefill_ns(have * state.block_tokens, len(blocks) * state.block_tokens)
-        answer = self.conductor.locate(job, blocks, tried, recompute_ns / NS_PER_S)
+        answer = self.conductor.locate(job, blocks, have, tried)
         return answer.node if isinstance(answer, Replica) else None
 
     async def _pull(self, job: Job, other: Node, pin: Pin, expected: int) -> None:

@@ -24,10 +24,10 @@ from mcjax.errors import (
 from mcjax.kvpool.pool import Pool
 from mcjax.sched.base import DecodePort, MixedPort, PrefillPort, Recompute, Replica, Stage
 from mcjax.sched.job import CompletionRecord, Job, Placement
-from mcjax.sched.placement import Strategies, admit, place
+from mcjax.sched.placement import Strategies, admit, locate, place
 from mcjax.sched.reports import ReportBus
 from mcjax.sched.state import ClusterState
-from mcjax.types import NS_PER_S, BlockId, Decision, Recorder, Role, Span
+from mcjax.types import NS_PER_S, BlockId, Recorder, Role
 
 T = TypeVar("T")
 
@@ -119,30 +119,22 @@ class Conductor:
         raise RequestFailed(job.request_id, f"gave up after {self._attempts} attempts; the last: {last}")
 
     def locate(
-        self, job: Job, blocks: Sequence[BlockId], exclude: Sequence[str], recompute_s: float
+        self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[str]
     ) -> Replica | Recompute:
-        """A prefill instance misses blocks that were expected: from where, or compute them?"""
+        """A prefill instance misses `blocks`, behind the `have` blocks it has: from where, or compute them?"""
         self.refresh()
-        state, now_ns = self.state, aio.now_ns()
-        moved = len(blocks) * state.block_tokens * state.bytes_per_token
-        seconds = state.link.latency_s + moved / state.link.bytes_per_s
-        replicas = [Replica(node, seconds) for node in state.replicas(blocks) if node not in exclude]
-        self._journal("locate", [job.request_id, *blocks])
-        answer = self._strategies.fetch.source(Span(tuple(blocks)), replicas, recompute_s, self._rng)
-        choice = answer.node if isinstance(answer, Replica) else "recompute"
-        self._recorder.decision(
-            Decision(
-                now_ns,
-                job.request_id,
-                "fetch",
-                type(self._strategies.fetch).__name__,
-                choice,
-                expected_s=answer.transfer_s if isinstance(answer, Replica) else recompute_s,
-                names=[replica.node for replica in replicas],
-                candidates={"transfer_s": np.array([replica.transfer_s for replica in replicas])},
-            )
+        self._journal(f"locate {','.join(exclude)}", [job.request_id, have, *blocks])
+        return locate(
+            job.request_id,
+            blocks,
+            have,
+            exclude,
+            self.state,
+            self._strategies.fetch,
+            self._rng,
+            aio.now_ns(),
+            self._recorder,
         )
-        return answer
 
     def refresh(self) -> None:
         """Fold in every report that has become visible."""

@@ -18,14 +18,16 @@ from mcjax.sched.base import (
     Fetch,
     PrefillChoice,
     PrefillSelection,
+    Recompute,
     Reject,
+    Replica,
     Roles,
     Stage,
 )
 from mcjax.sched.job import Placement
 from mcjax.sched.state import ClusterState
 from mcjax.sched.view import ClusterView
-from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role
+from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +175,35 @@ def _record_prefill(
         )
     )
     return decision, ttft_s, prefill_s
+
+
+def locate(
+    request_id: int,
+    blocks: Sequence[BlockId],
+    have: int,
+    exclude: Sequence[str],
+    state: ClusterState,
+    fetch: Fetch,
+    rng: np.random.Generator,
+    now_ns: int,
+    recorder: Recorder,
+) -> Replica | Recompute:
+    """A prefill instance has the first `have` blocks, and misses `blocks`, which were expected: from where, or compute?"""
+    first, tokens = have * state.block_tokens, len(blocks) * state.block_tokens
+    seconds = state.link.latency_s + tokens * state.bytes_per_token / state.link.bytes_per_s
+    recompute_s = state.cost.prefill_ns(first, tokens) / NS_PER_S
+    replicas = [Replica(node, seconds) for node in state.replicas(blocks) if node not in exclude]
+    answer = fetch.source(Span(tuple(blocks)), replicas, recompute_s, rng)
+    recorder.decision(
+        Decision(
+            now_ns,
+            request_id,
+            "fetch",
+            type(fetch).__name__,
+            answer.node if isinstance(answer, Replica) else "recompute",
+            expected_s=answer.transfer_s if isinstance(answer, Replica) else recompute_s,
+            names=[replica.node for replica in replicas],
+            candidates={"transfer_s": np.array([replica.transfer_s for replica in replicas])},
+        )
+    )
+    return answer

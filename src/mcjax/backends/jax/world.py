@@ -131,7 +131,23 @@ class JaxWorld:
                 for executor in (computes, decodes):
                     executor.poison(range(self._geometry.pages))
         self._link = measure_link(self._recorder)
+        self._record_shape()
         report("ready", 1.0)
+
+    def _record_shape(self) -> None:
+        """What a replay must know of this world, as the only outcome of the mechanism `world`."""
+        kv_format, geometry = self.kv_format(), self._geometry
+        shape = {
+            "fingerprint": kv_format.fingerprint,
+            "bytes_per_token": kv_format.bytes_per_token,
+            "page_tokens": geometry.page_tokens,
+            "pages": geometry.pages,
+            "pool_blocks": self._pool_blocks,
+            "max_batch": geometry.max_batch,
+            "chunk_tokens": geometry.chunk_tokens,
+            "max_context_tokens": geometry.max_context_tokens,
+        }
+        self._recorder.outcome(0, "world", 0, shape)
 
     def instance(self, name: str, node: str, role: Role) -> InstanceParts:
         """The executor and the pages of `name`. One that `prepare` did not know compiles at its first step."""

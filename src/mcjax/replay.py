@@ -1,0 +1,161 @@
+"""`mcjax replay RUN`: decide a run's decisions again, from its own log, and say whether they agree.
+
+Two ways. *Placements* walks the journal (`reports.parquet`): the cluster state is rebuilt row by row, and every placement
+decided again from it. *Procedures* (real runs only) plays the whole run again in virtual time, with its mechanisms' logged
+answers (`outcomes.parquet`) in the order in which they came, and compares every row of every table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mcjax.app import build, workload_of
+from mcjax.backends.replay.world import Log, ReplayWorld
+from mcjax.errors import McjaxError
+from mcjax.kvpool.keys import KeyTable
+from mcjax.plugins import Plugins
+from mcjax.runner import Performance, Rehearsal
+from mcjax.sched.journal import Journal
+from mcjax.sched.state import LinkEstimate
+from mcjax.track.arrow import Table
+from mcjax.track.console import NullProgress
+from mcjax.track.recorder import TableRecorder
+from mcjax.track.run import Run, load
+from mcjax.track.tracker import Settings as TrackSettings
+
+COMPARED = ("decisions", "requests", "reports", "events", "samples")
+
+
+@dataclass(slots=True)
+class Difference:
+    """The first row of a table that differs."""
+
+    table: str
+    row: int
+    column: str
+    logged: Any
+    replayed: Any
+
+    def __str__(self) -> str:
+        return f"{self.table} row {self.row}, {self.column}: logged {self.logged!r}, replayed {self.replayed!r}"
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay showed."""
+
+    placements: int = 0
+    differing_placements: list[str] = field(default_factory=list[str])
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    differences: list[Difference] = field(default_factory=list[Difference])
+    answers: int = 0
+    unanswered: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.differing_placements or self.differences or self.unanswered)
+
+
+def replay(run: Run, **strategies: Any) -> Replayed:
+    """Replay a finished run; `strategies` are the objects it was run with, if it was run from Python.
+
+    Raises `RunError` for a run that does not hold what is needed.
+    """
+    config = OmegaConf.create(dict(run.config))
+    result = Replayed()
+    _placements(config, run, Plugins(strategies), result)
+    if config.backend.name == "jax":
+        _procedures(config, run, Plugins(strategies), result)
+    return result
+
+
+def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal, TableRecorder, Log]:
+    """Everything of the run made again, with its log in the place of a real world."""
+    columns = [run.outcomes.column(name).to_pylist() for name in ("time_ns", "mechanism", "call", "payload")]
+    log = Log(list(zip(*columns, strict=True)))
+    table = KeyTable()
+    track = TrackSettings(sample_period_s=config.track.sample_period_s)
+    recorder = TableRecorder(table.key, track.level)
+    workload = plugins.get("workload") or workload_of(config)
+    make_world = (lambda inputs: ReplayWorld(log)) if config.backend.name == "jax" else None
+    return build(config, plugins, workload, table, recorder, track, make_world), recorder, log
+
+
+def _placements(config: DictConfig, run: Run, plugins: Plugins, result: Replayed) -> None:
+    rehearsal, _, _ = _rehearse(config, run, plugins)
+    world = rehearsal.world
+    kv_format = world.kv_format()
+    journal = Journal(
+        rehearsal.strategies,
+        world.cost(),
+        LinkEstimate(*world.link()),
+        kv_format.bytes_per_token,
+        kv_format.block_tokens,
+        rehearsal.policy_rng,
+    )
+    for redecided in journal.walk(run.requests.to_pylist(), run.reports.to_pylist(), run.decisions.to_pylist()):
+        result.placements += 1
+        if not redecided.agrees:
+            result.differing_placements.append(str(redecided))
+
+
+def _procedures(config: DictConfig, run: Run, plugins: Plugins, result: Replayed) -> None:
+    rehearsal, recorder, log = _rehearse(config, run, plugins)
+    Performance(rehearsal, NullProgress(), lambda now_ns, figures: None).run()
+    again = recorder.tables()
+    for name in COMPARED:
+        logged = run.table(name)
+        result.rows[name] = logged.num_rows
+        difference = first_difference(name, logged, again[name])
+        if difference is not None:
+            result.differences.append(difference)
+    result.answers, result.unanswered = len(log), log.unanswered()
+
+
+def first_difference(name: str, logged: Table, replayed: Table) -> Difference | None:
+    """The first row in which two tables differ, or None."""
+    if logged.equals(replayed):
+        return None
+    columns = logged.column_names
+    ours, theirs = logged.to_pydict(), replayed.to_pydict()
+    for row in range(min(logged.num_rows, replayed.num_rows)):
+        for column in columns:
+            a, b = ours[column][row], theirs[column][row]
+            if a != b and not (a != a and b != b):  # two NaN are equal here
+                return Difference(name, row, column, a, b)
+    if logged.num_rows != replayed.num_rows:
+        return Difference(name, min(logged.num_rows, replayed.num_rows), "(row)", logged.num_rows, replayed.num_rows)
+    return None
+
+
+def command(arguments: Sequence[str]) -> int:
+    """`mcjax replay RUN`; exit status 0 only if everything agrees."""
+    parser = argparse.ArgumentParser("mcjax replay", description=__doc__)
+    parser.add_argument("run", help="a run directory")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    options = parser.parse_args(arguments)
+    try:
+        result = replay(load(options.run))
+    except McjaxError as problem:
+        if options.debug:
+            raise
+        print(f"mcjax: {problem}", file=sys.stderr)
+        return 1
+    print(f"placements: {result.placements} decided again, {len(result.differing_placements)} differ")
+    for line in result.differing_placements[:5]:
+        print(f"  {line}")
+    if result.rows:
+        print(f"procedures: {result.answers} logged answers played in virtual time, {result.unanswered} not asked for")
+        for name, rows in result.rows.items():
+            differing = [difference for difference in result.differences if difference.table == name]
+            print(f"  {name}: {rows} rows, {differing[0] if differing else 'all equal'}")
+    print("everything agrees" if result.agrees else "the replay DIFFERS from the run")
+    return 0 if result.agrees else 1
+
+
