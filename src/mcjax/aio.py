@@ -1,10 +1,10 @@
 """Time and waiting, the same in every world.
 
-Procedures take time only from here. A *clock* belongs to the running event loop: `backends.virtual.VirtualLoop` is its own
-clock; on a stock loop `WallClock` keeps an ordered timer heap on one stock timer. On both, the world is a sequence of
-*wake-ups* (a timer, or a mechanism's answer) in order of (time, sequence); before the next wake-up is looked at, everything
-that the last one made runnable has run, and `now_ns()` stands still meanwhile. So a run is a function of its wake-ups, and a
-real run whose wake-ups were logged can be repeated in virtual time, decision by decision.
+Procedures take time only from here. A *clock* belongs to the running event loop: `backends.virtual.VirtualLoop` is its
+own clock; on a stock loop `WallClock` keeps an ordered timer heap on one stock timer. On both, the world is a sequence
+of *wake-ups* (a timer, or a mechanism's answer) in order of (time, sequence); before the next wake-up is looked at,
+everything that the last one made runnable has run, and `now_ns()` stands still meanwhile. So a run is a function of its
+wake-ups, and a real run whose wake-ups were logged can be repeated in virtual time, decision by decision.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Clock(Protocol):
 class WallClock:
     """Real time on a stock asyncio loop, in the discipline of the virtual one.
 
-    Timers and posted answers go through one ordered gate: one wake-up at a time, earliest first, and only when the loop has
-    nothing else to run. A loop that hides its ready queue (uvloop) still works; only exact replay is then not promised.
+    Timers and posted answers go through one ordered gate: one wake-up at a time, earliest first, and only when the loop
+    has nothing else to run. A loop that hides its ready queue (uvloop) still works; only exact replay is then not
+    promised.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
@@ -77,6 +78,7 @@ class WallClock:
 
     def restart(self) -> None:
         """Make this instant time zero. Only while nothing waits for the clock."""
+        self._forget_cancelled()
         if self._heap or self._inbox:
             raise RuntimeError("the clock can only be restarted while nobody waits for it")
         self._origin_ns = time.monotonic_ns()
@@ -95,11 +97,14 @@ class WallClock:
             self._inbox.append((self.wall_ns(), callback, args))
         self._loop.call_soon_threadsafe(self._open_gate)
 
+    def _forget_cancelled(self) -> None:
+        while self._heap and self._heap[0][2].callback is None:
+            heapq.heappop(self._heap)
+
     def _arm(self) -> None:
         if self._gate_pending:
             return
-        while self._heap and self._heap[0][2].callback is None:
-            heapq.heappop(self._heap)
+        self._forget_cancelled()
         if self._stock_timer is not None:
             self._stock_timer.cancel()
             self._stock_timer = None
@@ -116,8 +121,7 @@ class WallClock:
         if self._ready:  # somebody is still running on the last wake-up
             self._loop.call_soon(self._gate)
             return
-        while self._heap and self._heap[0][2].callback is None:
-            heapq.heappop(self._heap)
+        self._forget_cancelled()
         # Under the lock, so that no answer with an earlier stamp can still be on its way into the inbox.
         with self._lock:
             timer_due_ns = self._heap[0][0] if self._heap and self._heap[0][0] <= self.wall_ns() else None
@@ -199,6 +203,8 @@ class Signal:
 
     async def wait(self, until_ns: int | None = None) -> bool:
         """True when the flag was raised, False when `until_ns` came first."""
+        if self._future is not None and not self._future.done():
+            raise RuntimeError(f"signal {self.name!r} has a waiter already")
         if self._raised:
             self._raised = False
             return True
@@ -209,7 +215,8 @@ class Signal:
         try:
             woken = await future
         finally:
-            self._future = None
+            if self._future is future:  # a waiter that was cancelled may find that the next one has come already
+                self._future = None
             if timer is not None:
                 timer.cancel()
         if woken:
@@ -248,10 +255,14 @@ class WaitQueue:
             if future.done():
                 self._waiters.popleft()
                 continue
-            if not condition():
-                return
+            try:
+                if not condition():
+                    return
+            except Exception as problem:  # the waiter's problem, not that of whoever changed something
+                future.set_exception(problem)
+            else:
+                future.set_result(True)
             self._waiters.popleft()
-            future.set_result(True)
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -283,13 +294,12 @@ async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:
         if future.done():
             return index
     waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    wakers: list[Callable[[asyncio.Future[Any]], None]] = []
-    for index, future in enumerate(futures):
 
-        def wake(_: asyncio.Future[Any], index: int = index) -> None:
-            _set_result(waiter, index)
+    def waker(index: int) -> Callable[[asyncio.Future[Any]], None]:
+        return lambda _: _set_result(waiter, index)
 
-        wakers.append(wake)
+    wakers = [waker(index) for index in range(len(futures))]
+    for future, wake in zip(futures, wakers, strict=True):
         future.add_done_callback(wake)
     try:
         return await waiter
@@ -307,16 +317,17 @@ async def settle(task: asyncio.Task[Any]) -> None:
     """Cancel `task` if it still runs and wait until it has really ended; its own outcome is of no interest any more."""
     if not task.done():
         task.cancel()
+    obeyed: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await _Done(task)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             # Our own cancellation must not leave the child running: remember it, finish the job, then obey.
-            while not task.done():
-                await _Done(task)
-            raise
+            obeyed = cancelled
     if not task.cancelled():
         task.exception()
+    if obeyed is not None:
+        raise obeyed
 
 
 class _Done(Awaitable[None]):
@@ -341,7 +352,8 @@ class _Done(Awaitable[None]):
 class Scope:
     """Tasks that live inside a block: cancelled and awaited, in the order they were spawned, when it ends.
 
-    A child that fails ends the block: the failure is raised where the block waits (`run`), or at its end.
+    A child that fails ends the block: the failure is raised where the block waits (`run`), or at its end. A
+    cancellation that arrives while the block ends is obeyed once every child has ended.
     """
 
     def __init__(self, name: str):
@@ -382,10 +394,17 @@ class Scope:
                 await settle(task)
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        for task in list(self._children):
-            await settle(task)
+        obeyed: asyncio.CancelledError | None = None
+        while self._children:  # cleaning up may spawn more
+            task = next(iter(self._children))
+            try:
+                await settle(task)
+            except asyncio.CancelledError as cancelled:
+                obeyed = cancelled
+            self._ended(task)
         assert self._failed is not None
-        if self._failed.done() and error is None:
-            self._failed.result()
-        elif self._failed.done():
-            self._failed.exception()
+        failure = self._failed.exception() if self._failed.done() else None
+        if obeyed is not None:
+            raise obeyed
+        if failure is not None and error is None:
+            raise failure

@@ -1,14 +1,16 @@
 """The virtual-time event loop: integer nanoseconds, ordered ties, no threads, and an error instead of a hang.
 
-It runs ordinary asyncio tasks and futures. Everything ready runs first, in order; only then does time jump to the earliest
-timer, one timer at a time: the same discipline as `mcjax.aio.WallClock`.
+It runs ordinary asyncio tasks and futures. Everything ready runs first, in order; only then does time jump to the
+earliest timer, one timer at a time: the same discipline as `mcjax.aio.WallClock`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from types import CoroutineType
@@ -20,6 +22,10 @@ from mcjax.errors import Deadlock
 T = TypeVar("T")
 
 _REPORTED_TASKS = 40
+_CANCEL_ROUNDS = 3
+"""A `finally` block may await once more, and be cancelled there in turn; who still waits then waits for time."""
+
+_logger = logging.getLogger(__name__)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -33,7 +39,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None]] = deque()
         self._running = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._unhandled: list[dict[str, Any]] = []
 
     # The clock
 
@@ -84,7 +89,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        task: asyncio.Task[T] = asyncio.Task(cast("Coroutine[Any, Any, T]", coro), loop=self, name=name)
+        coroutine = cast("Coroutine[Any, Any, T]", coro)
+        task: asyncio.Task[T] = asyncio.Task(coroutine, loop=self, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._forget)
         return task
@@ -102,39 +108,64 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self._unhandled.append(context)
+        """What nobody asked for (a task's exception never retrieved) is logged, as a stock loop does."""
+        problem = context.get("exception")
+        _logger.error("%s: %s", context.get("message", "unhandled"), context, exc_info=problem)
 
     # Running
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `main()` to its end and return its result.
 
+        Works inside another loop's task too, which stands still meanwhile. Tasks that are left over at the end, however
+        it comes, are cancelled.
+
         Raises:
             Deadlock: nothing can happen any more and `main` is not done; lists who waits, and where.
         """
-        asyncio._set_running_loop(self)  # noqa: SLF001  (the documented way for a loop's own implementation)
+        with self._running_loop():
+            task = self.create_task(main(), name="main")
+            try:
+                self._turn(task)
+                return task.result()
+            finally:
+                self._cancel_all()
+                if task.done() and not task.cancelled():
+                    task.exception()  # raised already, if there is one
+
+    @contextlib.contextmanager
+    def _running_loop(self) -> Generator[None]:
+        """Be the thread's running loop; the one that was (a notebook's) and its task come back afterwards."""
+        if self._running:
+            raise RuntimeError("this loop is already running")
+        outer = asyncio._get_running_loop()  # the way for a loop's own implementation
+        outer_task = None if outer is None else asyncio.current_task(outer)
+        if outer is not None and outer_task is not None:
+            asyncio.tasks._leave_task(outer, outer_task)
+        asyncio._set_running_loop(self)
         self._running = True
         try:
-            task = self.create_task(main(), name="main")
-            self._turn(task)
-            return task.result()
-        except BaseException:
-            self._cancel_all()
-            raise
+            yield
         finally:
             self._running = False
-            asyncio._set_running_loop(None)  # noqa: SLF001
+            asyncio._set_running_loop(outer)
+            if outer is not None and outer_task is not None:
+                asyncio.tasks._enter_task(outer, outer_task)
+
+    def _drain(self) -> None:
+        """Run everything that is ready, in order."""
+        ready = self._ready
+        while ready:
+            callback, args, context = ready.popleft()
+            if context is None:
+                callback(*args)
+            else:
+                context.run(callback, *args)
 
     def _turn(self, main: asyncio.Task[Any], until_ns: int | None = None) -> None:
-        ready, heap = self._ready, self._heap
-        pop = heapq.heappop
+        heap, pop = self._heap, heapq.heappop
         while not main.done():
-            while ready:
-                callback, args, context = ready.popleft()
-                if context is None:
-                    callback(*args)
-                else:
-                    context.run(callback, *args)
+            self._drain()
             if main.done():
                 return
             while heap and heap[0][2].callback is None:
@@ -150,24 +181,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run_until(self, main: asyncio.Task[Any], until_ns: int) -> bool:
         """Advance to `until_ns` at most; True when `main` is done. For stepping by hand."""
-        asyncio._set_running_loop(self)  # noqa: SLF001
-        try:
+        with self._running_loop():
             self._turn(main, until_ns)
-        finally:
-            asyncio._set_running_loop(None)  # noqa: SLF001
         return main.done()
 
     def _cancel_all(self) -> None:
-        """After an error: let every task run its `finally` blocks, as far as that takes no time."""
-        for _ in range(3):
-            tasks = list(self._tasks)
-            if not tasks:
+        """Let every task that is left run its `finally` blocks, as far as that takes no time."""
+        for _ in range(_CANCEL_ROUNDS):
+            if not self._tasks:
                 return
-            for task in tasks:
+            for task in list(self._tasks):
                 task.cancel()
             while self._ready:
-                callback, args, _ = self._ready.popleft()
-                callback(*args)
+                try:
+                    self._drain()
+                except Exception:  # one task's trouble must not keep the others from cleaning up
+                    _logger.exception("while tasks were being cancelled")
 
     def who_waits(self) -> str:
         """Every task that has not ended, and the chain of awaits it stands in."""

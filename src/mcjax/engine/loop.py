@@ -12,8 +12,8 @@ from collections.abc import Callable
 from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import McjaxError
-from mcjax.sched.base import Batching, Tenancy
+from mcjax.errors import ConfigError, McjaxError
+from mcjax.sched.base import Batch, Batching, Tenancy
 from mcjax.types import Recorder
 
 
@@ -68,7 +68,7 @@ class StepLoop:
             return
         sequence.left = asyncio.get_running_loop().create_future()
         self._executor.interrupt()
-        await sequence.left
+        await _ended(sequence.left)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -110,6 +110,8 @@ class StepLoop:
                 progress = await self._executor.run(plan, max_steps)
             except McjaxError as problem:
                 self._let_go(chosen)
+                if self._dead is not None:
+                    return
                 for sequence in chosen:
                     self._remove(sequence)
                     if not sequence.done.done():
@@ -123,11 +125,9 @@ class StepLoop:
             self._on_change()
 
     def kill(self, problem: McjaxError) -> None:
-        """The instance is dead: its steps will never end. Everyone in the loop is told, now or when they ask."""
+        """The instance is dead: its steps never end, who joins is told, who leaves need not wait. Those inside hear of it from
+        the conductor."""
         self._dead = problem
-        for sequence in [*self.prefills, *self.decodes, *self.waiting_decodes]:
-            if sequence.left is not None and not sequence.left.done():
-                sequence.left.set_result(None)
         self._let_go(self._running)
 
     def _let_go(self, chosen: list[Sequence]) -> None:
@@ -145,10 +145,13 @@ class StepLoop:
             horizon = min(sequence.limit - sequence.item.generated for sequence in decodes)
             return StepPlan([s.item for s in decodes]), list(decodes), min(horizon, self._max_steps)
         first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
+        if not 0 <= first < len(prefills):
+            raise ConfigError("sched.tenancy", type(self._tenancy).__name__, f"chose prompt {first} of {len(prefills)}")
         waiting = [prefills[first], *prefills[:first], *prefills[first + 1 :]]
         batch = self._batching.choose(
             [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
         )
+        self._check(batch, waiting)
         chosen: list[Sequence] = []
         for index, tokens in batch.chunks:
             sequence = waiting[index]
@@ -159,9 +162,20 @@ class StepLoop:
             chosen.append(sequence)
         if batch.decode:
             chosen += decodes
-        if not chosen:
-            return None
         return StepPlan([sequence.item for sequence in chosen]), chosen, 1
+
+    def _check(self, batch: Batch, waiting: list[Sequence]) -> None:
+        """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
+        name, limit = type(self._batching).__name__, self._capacity.chunk_tokens
+        if not batch.chunks and not (batch.decode and self.decodes):
+            raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
+        indices = [index for index, _ in batch.chunks]
+        if len(dict.fromkeys(indices)) != len(indices) or not all(0 <= index < len(waiting) for index in indices):
+            raise ConfigError("sched.batching", name, f"chose prompts {indices} of {len(waiting)}")
+        for index, tokens in batch.chunks:
+            room = min(limit, waiting[index].end - waiting[index].item.start)
+            if not 1 <= tokens <= room:
+                raise ConfigError("sched.batching", name, f"chose a chunk of {tokens} tokens where 1 to {room} go")
 
     def _apply(self, plan: StepPlan, chosen: list[Sequence], progress: Progress) -> None:
         steps, ends_ns = progress.steps, progress.ends_ns
@@ -224,3 +238,15 @@ class StepLoop:
         if item.start == sequence.end and not sequence.done.done():
             tokens = progress.tokens[index]
             sequence.done.set_result(End(None if tokens is None else int(tokens[0]), end_ns, ended))
+
+
+async def _ended(left: asyncio.Future[None]) -> None:
+    """Wait for a step to let go of a sequence, and obey a cancellation only then: its pages are about to be reused."""
+    cancelled: asyncio.CancelledError | None = None
+    while not left.done():
+        try:
+            await aio.first_of([left])
+        except asyncio.CancelledError as problem:
+            cancelled = problem
+    if cancelled is not None:
+        raise cancelled

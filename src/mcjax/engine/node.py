@@ -52,15 +52,13 @@ class Node:
                 return True
             return True
 
-        if len(pool.space) or not attempt():
-            until_ns = aio.now_ns() + self._wait_ns
-            try:
-                if not await pool.space.until(attempt, until_ns):
-                    raise PoolFull(pool.node, count, pool.store.free_slots)
-            except BaseException:
-                for reservation in found:  # granted, and cancelled before it could be used
-                    pool.release(reservation)
-                raise
+        try:
+            if not await pool.space.until(attempt, aio.now_ns() + self._wait_ns):
+                raise PoolFull(pool.node, count, pool.store.free_slots)
+        except BaseException:
+            for reservation in found:  # granted, and cancelled before it could be used
+                pool.release(reservation)
+            raise
         if not found:
             raise InstanceDown(other.name)
         self._keep(found[0], other)
@@ -97,12 +95,14 @@ class Node:
     # Heartbeat
 
     async def heartbeat(self) -> None:
-        """Renew and expire, three times a lease; sleeps without a timer while there is nothing to watch."""
+        """Renew three times a lease, and expire at once what is overdue; sets no timer while nothing is watched."""
         pool = self.pool
         while True:
             if not self._leases and pool.next_expiry_ns() is None:
                 await self._watch.wait()
-            await aio.sleep_ns(pool.lease_ns // 3)
+            due_ns = aio.now_ns() + pool.lease_ns // 3
+            expiry_ns = pool.next_expiry_ns()
+            await aio.sleep_until_ns(due_ns if expiry_ns is None else min(due_ns, expiry_ns))
             for hold, other in list(self._leases.items()):
                 if hold.released or hold.expires_ns is None:
                     self._leases.pop(hold, None)

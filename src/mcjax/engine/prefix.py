@@ -1,4 +1,4 @@
-"""Getting a prompt's cached prefix: pin what the node has, pull what the conductor expected and the node has not, load it."""
+"""Getting a prompt's cached prefix: pin what the node has, pull what else the conductor expected, load it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PrefixFetcher:
     async def fetch(self, job: Job, placement: Placement) -> Pin:
         """A pin on the longest prefix that could be had, at least what the node itself holds.
 
-        The span that the placement expected and this node lacks is pulled from the placement's source; if that fails, from
-        wherever the fetch strategy says, unless it says to recompute.
+        The span that the placement expected and this node lacks is pulled from the placement's source; if that fails,
+        from wherever the fetch strategy says, unless it says to recompute.
         """
         block_tokens = self.conductor.state.block_tokens
         pin = self.node.pool.pin(job.request_id, job.blocks)
@@ -63,7 +63,7 @@ class PrefixFetcher:
         return answer.node if isinstance(answer, Replica) else None
 
     async def _pull(self, job: Job, other: Node, pin: Pin, expected: int) -> None:
-        """Copy blocks `len(pin) .. expected` from another node's pool and deepen the pin; leaves it as it was on failure."""
+        """Copy blocks `len(pin) .. expected` from another node's pool and deepen the pin, unless that fails."""
         node, pool, state = self.node, self.node.pool, self.conductor.state
         start_ns, first = aio.now_ns(), len(pin)
         reservation = lease = None
@@ -102,7 +102,13 @@ class PrefixFetcher:
 
 
 async def load(
-    node: Node, pool: Pool, source: Region, checksums: tuple[bytes, ...], blocks: tuple[int, ...], target: Region, owner: int
+    node: Node,
+    pool: Pool,
+    source: Region,
+    checksums: tuple[bytes, ...],
+    blocks: tuple[int, ...],
+    target: Region,
+    owner: int,
 ) -> None:
     """Copy blocks from the node's pool into device pages, and verify each against its checksum on the way.
 
@@ -126,6 +132,7 @@ class Pages:
     def __init__(self, store: BlockStore, name: str):
         self.store = store
         self._queue = aio.WaitQueue(f"{name}.pages")
+        store.on_space = self._queue.notify
 
     async def take(self, count: int) -> list[int]:
         """Wait for `count` pages. The caller has made sure that the instance has so many at all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,9 @@ class Header:
 
 class BlockStore(Memory, Protocol):
     """Space and headers of one tier on one node. It does no I/O: payload moves only by transports between regions."""
+
+    on_space: Callable[[], None]
+    """Called when slots that were freed under a transfer have come back; set by whoever hands the slots out."""
 
     @property
     def free_slots(self) -> int: ...
@@ -60,16 +63,23 @@ class BlockStore(Memory, Protocol):
 
 
 class Eviction(Protocol):
-    """Orders blocks by how little they would be missed. The pool skips what is pinned or has children."""
+    """Orders blocks by how little they would be missed.
 
-    def on_insert(self, block: BlockId, parent: BlockId | None) -> None: ...
+    The pool takes, again and again, the first that nothing pins and nothing resident continues.
+    """
 
-    def on_hit(self, block: BlockId) -> None: ...
+    def on_insert(self, block: BlockId, parent: BlockId | None) -> None:
+        """Blocks that are committed together are told last first: a suffix is older than its prefix."""
+        ...
+
+    def on_hit(self, block: BlockId) -> None:
+        """A request has found and pinned the block; a chain is told last first."""
+        ...
 
     def on_remove(self, block: BlockId) -> None: ...
 
     def victims(self) -> Iterator[BlockId]:
-        """Blocks in the order they should go. The pool stops taking when it has enough; it may remove as it goes."""
+        """Every block, in the order they should go. The pool stops when it has enough, and removes nothing before."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who holds which block, as far as the conductor knows: reported residency, plus what its own decisions will bring about."""
+"""Who holds which block, as far as the conductor knows: what was reported, and what its own decisions will bring."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class Hold:
     lost: bool = False
 
     def check(self) -> None:
-        """Raises `LeaseLost` if the pool has taken the hold back."""
-        if self.lost:
+        """Raises `LeaseLost` if the hold is gone, taken back or released: so a late completion finds out."""
+        if self.lost or self.released:
             raise LeaseLost(self.node, self.owner)
 
 

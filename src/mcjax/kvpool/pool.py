@@ -1,7 +1,7 @@
 """One node's pool: which blocks are resident, who holds them, and who must go.
 
-The pool decides *within* a node. It may refuse (`PoolFull`); it never moves a request elsewhere. It does no I/O: callers move
-bytes between the regions it hands out, and then commit. Every method is synchronous, so each is atomic.
+The pool decides *within* a node. It may refuse (`PoolFull`); it never moves a request elsewhere. It does no I/O:
+callers move bytes between the regions it hands out, and then commit. Every method is synchronous, so each is atomic.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from mcjax import aio
 from mcjax.errors import InstanceDown, IntegrityError, PoolFull, StaleRegion
 from mcjax.kvpool.base import BlockStore, Eviction, Header, Watermark
+from mcjax.kvpool.groups import boundary
 from mcjax.kvpool.holds import Entry, Hold, Pin, Reservation
 from mcjax.transfer.base import Region
-from mcjax.types import BlockId, Recorder, Tier
+from mcjax.types import BlockId, KVGroup, Recorder, Tier
 
 HIT_HISTORY = 256
 
@@ -23,8 +24,8 @@ HIT_HISTORY = 256
 class Pool:
     """Blocks of one node's DRAM.
 
-    The index holds committed blocks only, and a block only while the block before it is resident, so that a match is a walk
-    from the start. Two requests that write the same block both write; the second commit keeps the first's slot.
+    The index holds committed blocks only, and a block only while the block before it is resident, so that a match is a
+    walk from the start. Two requests that write the same block both write; the second commit keeps the first's slot.
     """
 
     def __init__(
@@ -36,21 +37,25 @@ class Pool:
         recorder: Recorder,
         lease_ns: int,
         on_change: Callable[[int, Sequence[BlockId]], None] = lambda sign, blocks: None,
+        groups: Sequence[KVGroup] = (KVGroup(),),
     ):
         self.node = node
         self.store = store
         self.lease_ns = lease_ns
         self.space = aio.WaitQueue(f"{node}.space")
+        store.on_space = self._notify
         self._eviction = eviction
         self._watermark = watermark
         self._recorder = recorder
         self._on_change = on_change
+        self._boundary = boundary(groups)
         self._entries: dict[BlockId, Entry] = {}
         self._detached: dict[Entry, None] = {}
         self._pins: dict[Pin, None] = {}
         self._reservations: dict[Reservation, None] = {}
         self._hits: deque[float] = deque(maxlen=HIT_HISTORY)
         self._down = False
+        self._notified = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,7 +75,14 @@ class Pool:
         return len(self._pins) + len(self._reservations)
 
     def match(self, blocks: Sequence[BlockId]) -> int:
-        """How many leading blocks are resident now. Says nothing about later; `pin` does."""
+        """How many leading blocks could be used now, up to a boundary of all KV groups. Says nothing about later, and
+        keeps nothing alive; `pin` does.
+        """
+        count = self._leading(blocks)
+        # A slot holds a block's every group, so one residency stands for them all (`groups.common_prefix`).
+        return count - count % self._boundary
+
+    def _leading(self, blocks: Sequence[BlockId]) -> int:
         self._check_up()
         entries = self._entries
         for depth, block in enumerate(blocks):
@@ -92,7 +104,7 @@ class Pool:
     def deepen(self, pin: Pin, blocks: Sequence[BlockId]) -> None:
         """Let `pin` also cover blocks that were committed behind it; `blocks` is the whole chain from the start."""
         pin.check()
-        count = self.match(blocks)
+        count = self._leading(blocks)
         if count <= len(pin.blocks):
             return
         before = pin.deepest
@@ -146,20 +158,22 @@ class Pool:
         parent: BlockId | None,
         checksums: Sequence[bytes] = (),
     ) -> bool:
-        """Make `blocks` visible: they fill the reservation's next slots, and `parent` (None at the start) precedes them.
+        """Make `blocks` visible: they fill the reservation's next slots and follow `parent` (None at the start).
 
         False when the parent is no longer resident: the blocks could never be matched, so their slots are given back.
         """
         self._check_up()
         reservation.check()
         slots = reservation.slots[: len(blocks)]
+        if len(slots) < len(blocks):
+            raise IntegrityError(f"{self.node}: {len(blocks)} blocks for the {len(slots)} slots that are left reserved")
         del reservation.slots[: len(blocks)]
         before = None if parent is None else self._entries.get(parent)
         if parent is not None and before is None:
             self.store.free(slots)
             self._notify()
             return False
-        inserted: list[BlockId] = []
+        inserted: list[Entry] = []
         duplicates: list[int] = []
         for index, block in enumerate(blocks):
             entry = self._entries.get(block)
@@ -168,10 +182,9 @@ class Pool:
                 entry = Entry(block, None if before is None else before.block, slots[index], checksum)
                 self._entries[block] = entry
                 self.store.commit(slots[index], Header(block, 0, checksum))
-                self._eviction.on_insert(block, entry.parent)
                 if before is not None:
                     before.children += 1
-                inserted.append(block)
+                inserted.append(entry)
             else:
                 duplicates.append(slots[index])
             before = entry
@@ -179,7 +192,9 @@ class Pool:
             self.store.free(duplicates)
             self._notify()
         if inserted:
-            self._changed("insert", 1, inserted, reservation.owner)
+            for entry in reversed(inserted):
+                self._eviction.on_insert(entry.block, entry.parent)
+            self._changed("insert", 1, [entry.block for entry in inserted], reservation.owner)
         return True
 
     # Letting go
@@ -224,17 +239,15 @@ class Pool:
         return min((hold.expires_ns for hold in self._leases() if hold.expires_ns is not None), default=None)
 
     def drop(self, blocks: Sequence[BlockId]) -> None:
-        """These blocks are not what they say (corrupt, or lost): out of the index at once, with all that continues them."""
-        doomed = {block: None for block in blocks if block in self._entries}
-        while True:
-            more = [e.block for e in self._entries.values() if e.parent in doomed and e.block not in doomed]
-            if not more:
-                break
-            doomed.update(dict.fromkeys(more))
-        # Deepest first, so that children are counted down before their parents go.
-        for block in sorted(doomed, key=self._depth, reverse=True):
-            self._remove(self._entries[block])
+        """Blocks that are not what they say (corrupt or lost) leave the index at once, with all that continues them."""
+        named = dict.fromkeys(blocks)
+        doomed: dict[BlockId, Entry] = {}
+        if any(block in self._entries for block in named):
+            for block, entry in self._entries.items():  # in order of insertion: parents come before children
+                if block in named or entry.parent in doomed:
+                    doomed[block] = entry
         if doomed:
+            self._remove(list(reversed(doomed.values())))
             self._changed("drop", -1, list(doomed), -1)
             self._notify()
 
@@ -242,6 +255,7 @@ class Pool:
         """The node died: its memory is gone, and everyone who asks is told."""
         self._down = True
         self.store.wipe()
+        self._remove(list(reversed(self._entries.values())))
         self._notify()
         for hold in [*self._pins, *self._reservations]:
             hold.lost = True
@@ -250,8 +264,13 @@ class Pool:
 
     def _notify(self) -> None:
         """Let waiters try again, once the caller has done all it does in this instant."""
-        if len(self.space):
-            asyncio.get_running_loop().call_soon(self.space.notify)
+        if len(self.space) and not self._notified:
+            self._notified = True
+            asyncio.get_running_loop().call_soon(self._try_again)
+
+    def _try_again(self) -> None:
+        self._notified = False
+        self.space.notify()
 
     def _expiry(self, leased: bool) -> int | None:
         return aio.now_ns() + self.lease_ns if leased else None
@@ -270,24 +289,20 @@ class Pool:
             del self._detached[entry]
             self.store.free([entry.slot])
 
-    def _depth(self, block: BlockId) -> int:
-        depth = 0
-        entry = self._entries.get(block)
-        while entry is not None and entry.parent is not None:
-            depth += 1
-            entry = self._entries.get(entry.parent)
-        return depth
-
-    def _remove(self, entry: Entry) -> None:
-        del self._entries[entry.block]
-        self._eviction.on_remove(entry.block)
-        if entry.parent is not None and entry.parent in self._entries:
-            self._entries[entry.parent].children -= 1
-        if entry.pins:
-            entry.detached = True
-            self._detached[entry] = None
-        else:
-            self.store.free([entry.slot])
+    def _remove(self, entries: Sequence[Entry]) -> None:
+        """Take entries out of the index, children before their parents. Pinned ones keep their slots until unpinned."""
+        slots: list[int] = []
+        for entry in entries:
+            del self._entries[entry.block]
+            self._eviction.on_remove(entry.block)
+            if entry.parent is not None:
+                self._entries[entry.parent].children -= 1
+            if entry.pins:
+                entry.detached = True
+                self._detached[entry] = None
+            else:
+                slots.append(entry.slot)
+        self.store.free(slots)
 
     def _make_room(self, count: int) -> None:
         capacity, free = self.store.capacity, self.store.free_slots
@@ -297,28 +312,35 @@ class Pool:
         wanted = max(count, capacity - int(low * capacity) + count) if low < 1.0 else count
         while free < wanted:
             victims = self._victims(wanted - free)
+            if free + len(victims) < count:
+                raise PoolFull(self.node, count, free + len(victims))
             if not victims:
-                break
-            for entry in victims:
-                self._remove(entry)
+                return
+            self._remove(victims)
             self._changed("evict", -1, [entry.block for entry in victims], -1)
-            free = self.store.free_slots
-        if free < count:
-            raise PoolFull(self.node, count, free)
+            free = self.store.free_slots  # less than hoped for where a transfer still reads a victim: then more must go
 
     def _victims(self, count: int) -> list[Entry]:
-        """Up to `count` entries to evict, in order; a parent counts as a leaf once its last child is among them."""
+        """Up to `count` entries to evict: again and again the first in order with neither pins nor children left."""
         chosen: list[Entry] = []
         leaving: dict[BlockId, int] = {}
+        passed: dict[BlockId, None] = {}
+        entries = self._entries
         for block in self._eviction.victims():
-            entry = self._entries[block]
-            if entry.pins or entry.children > leaving.get(block, 0):
-                continue
-            chosen.append(entry)
-            if len(chosen) == count:
-                break
-            if entry.parent is not None:
-                leaving[entry.parent] = leaving.get(entry.parent, 0) + 1
+            entry = entries[block]
+            while not entry.pins and entry.children == leaving.get(entry.block, 0):
+                chosen.append(entry)
+                if len(chosen) == count:
+                    return chosen
+                parent = entry.parent
+                if parent is None:
+                    break
+                leaving[parent] = leaving.get(parent, 0) + 1
+                if parent not in passed:
+                    break
+                entry = entries[parent]  # its turn has been, it only had a child then: nothing comes before it
+            else:
+                passed[entry.block] = None
         return chosen
 
     def _changed(self, kind: str, sign: int, blocks: Sequence[BlockId], owner: int) -> None:
@@ -346,8 +368,9 @@ class Pool:
             if pin.deepest is not None:
                 pins[pin.deepest] = pins.get(pin.deepest, 0) + 1
         for entry in [*self._entries.values(), *self._detached]:
-            if entry.pins != pins.get(entry, 0):
-                raise IntegrityError(f"{self.node}: block {entry.block} counts {entry.pins} pins, {pins.get(entry, 0)} exist")
+            found = pins.get(entry, 0)
+            if entry.pins != found:
+                raise IntegrityError(f"{self.node}: block {entry.block} counts {entry.pins} pins, {found} exist")
             if not entry.detached and entry.children != children.get(entry.block, 0):
                 raise IntegrityError(f"{self.node}: block {entry.block} miscounts its children")
         reserved = sum(len(reservation) for reservation in self._reservations)

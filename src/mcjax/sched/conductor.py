@@ -7,13 +7,15 @@ it places the job again, and the client never sees a token twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from mcjax import aio
 from mcjax.errors import (
+    ConfigError,
     InstanceDown,
     LeaseLost,
     PoolFull,
@@ -56,6 +58,8 @@ class Conductor:
         recorder: Recorder,
         attempts: int = 4,
     ):
+        if attempts < 1:
+            raise ConfigError("sched.attempts", attempts, "must be at least 1")
         self.state = state
         self._strategies = strategies
         self._bus = bus
@@ -108,13 +112,14 @@ class Conductor:
         for attempt in range(1, self._attempts + 1):
             job.row.attempts = attempt
             try:
-                await self._carry(job, self._place(job))
+                await self._carry(job, self._place(job, attempt))
                 return
             except RETRYABLE as problem:
                 last = problem
                 self._recorder.event(
                     aio.now_ns(), "retry", job.request_id, "conductor", detail=f"{type(problem).__name__}: {problem}"
                 )
+            if attempt < self._attempts:
                 await aio.sleep_ns(attempt * RETRY_PAUSE_NS)
         raise RequestFailed(job.request_id, f"gave up after {self._attempts} attempts; the last: {last}")
 
@@ -143,12 +148,12 @@ class Conductor:
             self._recorder.report(now_ns, report.tick_ns, report.source, report.kind, report.values)
             self.state.fold(report)
 
-    def _place(self, job: Job) -> Placement:
+    def _place(self, job: Job, attempt: int) -> Placement:
         self.refresh()
         now_ns = aio.now_ns()
-        self._journal("place", [job.request_id])
+        self._journal("place", [job.request_id, attempt])
         return place(
-            job.request, job.blocks, job.slo, self.state, self._strategies, self._rng, now_ns, self._recorder
+            job.request, job.blocks, job.slo, self.state, self._strategies, self._rng, now_ns, self._recorder, attempt
         )
 
     async def _carry(self, job: Job, placement: Placement) -> None:
@@ -158,9 +163,10 @@ class Conductor:
         self._assign(job, placement)
         try:
             if prefill is decode:
-                await self._call(prefill, cast("MixedPort", prefill).serve(job, placement))
+                await self._call(placement, prefill, cast("MixedPort", prefill).serve(job, placement))
             else:
-                record = await self._call(prefill, cast("PrefillPort", prefill).prefill(job, placement))
+                prompt = cast("PrefillPort", prefill).prefill(job, placement)
+                record = await self._call(placement, prefill, prompt, self._release)
                 try:
                     if record.output_ended:
                         decision.outcome = "completed"
@@ -168,7 +174,7 @@ class Conductor:
                     self._recheck(job, placement)
                     self.state.hand_over(job.request_id, aio.now_ns())
                     self._journal("hand_over", [job.request_id])
-                    await self._call(decode, cast("DecodePort", decode).decode(job, record))
+                    await self._call(placement, decode, cast("DecodePort", decode).decode(job, record))
                 finally:
                     self._release(record)
             decision.outcome = "completed"
@@ -178,8 +184,8 @@ class Conductor:
         finally:
             if row.first_token_ns >= 0 and row.attempts == 1:
                 decision.outcome_s = (row.first_token_ns - decision.time_ns) / NS_PER_S
-            self.state.settle(job.request_id, aio.now_ns())
-            self._journal("settle", [job.request_id])
+            self.state.settle(job.request_id, aio.now_ns(), placement.undelivered)
+            self._journal("settle", [job.request_id, placement.undelivered])
 
     def _assign(self, job: Job, placement: Placement) -> None:
         context_tokens = job.request.prompt_tokens + job.produced
@@ -213,17 +219,33 @@ class Conductor:
             self._recorder,
         )
 
-    async def _call(self, instance: InstanceHandle, procedure: Coroutine[Any, Any, T]) -> T:
-        """Run a procedure on an instance; `InstanceDown` as soon as the instance is given up for dead."""
+    async def _call(
+        self,
+        placement: Placement,
+        instance: InstanceHandle,
+        procedure: Coroutine[Any, Any, T],
+        discard: Callable[[T], None] = lambda result: None,
+    ) -> T:
+        """Run a procedure on an instance; `InstanceDown` as soon as the instance is given up for dead.
+
+        A result that comes in the instant in which its caller is cancelled goes to `discard`.
+        """
         task = aio.spawn(procedure, f"{instance.name}.call")
+        taken = False
         try:
             await aio.first_of([task, instance.down])
-            if task.done():
-                return task.result()
-            raise InstanceDown(instance.name)
-        finally:
             if not task.done():
-                await aio.settle(task)
+                raise InstanceDown(instance.name)
+            taken = True
+            return task.result()
+        finally:
+            if not taken:
+                placement.undelivered = inspect.getcoroutinestate(procedure) == inspect.CORO_CREATED
+                try:
+                    await aio.settle(task)
+                finally:
+                    if task.done() and not task.cancelled() and task.exception() is None:
+                        discard(task.result())
 
     def _release(self, record: CompletionRecord) -> None:
         """Whatever became of the job, nothing of it stays held where the record says its blocks are."""

@@ -64,6 +64,8 @@ class Placement:
     prefill_index: int = -1
     decode_index: int = -1
     prefill_estimate_ns: int = 0
+    undelivered: bool = False
+    """The call to the instance it was last sent to was given up before the instance could have seen it."""
 
     def update_tbt(self, view: ClusterView) -> None:
         """Bring the expected token interval up to date; the job's own share is already among what is pending."""

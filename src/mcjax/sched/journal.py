@@ -107,20 +107,20 @@ class Journal:
         elif kind == "hand_over":
             state.hand_over(values[0], now_ns)
         elif kind == "settle":
-            state.settle(values[0], now_ns)
+            state.settle(values[0], now_ns, bool(values[1]))
         elif kind == "place":
-            self._place(values[0], now_ns)
+            self._place(values[0], values[1], now_ns)
         elif kind == "recheck":
             self._recheck(values[0], now_ns)
         elif kind == "locate":
             excluded = words[1].split(",")
             locate(values[0], values[2:], values[1], excluded, state, self._strategies.fetch, self._rng, now_ns, self._capture)
 
-    def _place(self, request_id: int, now_ns: int) -> None:
+    def _place(self, request_id: int, attempt: int, now_ns: int) -> None:
         request, blocks, slo = self._requests[request_id]
         try:
             self._placements[request_id] = place(
-                request, blocks, slo, self._state, self._strategies, self._rng, now_ns, self._capture
+                request, blocks, slo, self._state, self._strategies, self._rng, now_ns, self._capture, attempt
             )
         except (Rejected, InstanceDown):
             pass  # a rejection is a decision like others, and was captured

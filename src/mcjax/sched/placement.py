@@ -50,8 +50,11 @@ def place(
     rng: np.random.Generator,
     now_ns: int,
     recorder: Recorder,
+    attempt: int = 1,
 ) -> Placement:
     """Choose instances for a request, record each choice beside its estimates, and ask admission.
+
+    Only the first attempt arrives: a request that was taken on, and lost its place, is not turned away for that.
 
     Raises:
         Rejected: admission refused.
@@ -99,7 +102,8 @@ def place(
         decode_index=decode.index,
         prefill_estimate_ns=round(prefill_s * NS_PER_S),
     )
-    admit(request, placement, slo, view, Stage.ARRIVAL, strategies.admission, rng, now_ns, recorder)
+    if attempt == 1:
+        admit(request, placement, slo, view, Stage.ARRIVAL, strategies.admission, rng, now_ns, recorder)
     return placement
 
 

@@ -42,6 +42,7 @@ class Assignment:
     prefill_ns: int
     context_tokens: int
     blocks: Sequence[BlockId]
+    sent_to: Member
     prefill_pending: bool = True
     decode_pending: bool = True
 
@@ -65,6 +66,7 @@ class ClusterState:
         self.bytes_per_token = bytes_per_token
         self.block_tokens = block_tokens
         self._all: list[Member] = []
+        self._node_members: dict[str, int] = {}
         self._assignments: dict[int, Assignment] = {}
         self._unreported: list[deque[tuple[int, Assignment]]] = []
         self._fading: list[deque[tuple[int, Sequence[BlockId]]]] = []
@@ -84,6 +86,7 @@ class ClusterState:
         member = Member(name, node, self.directory.node_index(node), role, len(self._all))
         self.members[name] = member
         self._all.append(member)
+        self._node_members[node] = self._node_members.get(node, 0) + 1
         self._unreported.append(deque())
         while len(self._fading) <= member.node_index:
             self._fading.append(deque())
@@ -101,8 +104,14 @@ class ClusterState:
     def leave(self, name: str) -> None:
         """The instance is gone, and its node's memory with it."""
         member = self.members.pop(name)
-        if not any(other.node == member.node for other in self.members.values()):
+        self._node_members[member.node] -= 1
+        if not self._node_members[member.node]:
+            del self._node_members[member.node]
             self.directory.drop_node(member.node_index)
+            for assignment in self._assignments.values():
+                if assignment.prefill.node == member.node:
+                    self._fade(assignment, 0)
+            self._faded(member.node_index)
         self._eligible()
 
     def member(self, index: int) -> Member:
@@ -123,6 +132,8 @@ class ClusterState:
 
     def fold(self, report: Report) -> None:
         if report.kind != LOAD:
+            if report.source not in self._node_members:
+                return  # a late report of a node that is gone
             node = self.directory.node_index(report.source)
             if report.kind == BLOCKS_ADDED:
                 self.directory.add(node, report.values)
@@ -142,9 +153,13 @@ class ClusterState:
                 self._unpend_prefill(assignment)
             if member is assignment.decode:
                 self._unpend_decode(assignment)
-        fading = self._fading[member.node_index]
-        while fading and fading[0][0] < report.tick_ns:
-            self.directory.unexpect(member.node_index, fading.popleft()[1])
+        self._faded(member.node_index, report.tick_ns)
+
+    def _faded(self, node: int, tick_ns: int | None = None) -> None:
+        """Drop what was expected until the report of `tick_ns` (None: altogether)."""
+        fading = self._fading[node]
+        while fading and (tick_ns is None or fading[0][0] < tick_ns):
+            self.directory.unexpect(node, fading.popleft()[1])
 
     def _unpend_prefill(self, assignment: Assignment) -> None:
         if assignment.prefill_pending:
@@ -165,7 +180,7 @@ class ClusterState:
     ) -> None:
         """A job was placed and sent to its prefill instance."""
         first, second = self._all[prefill], self._all[decode]
-        assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks)
+        assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks, first)
         self._assignments[request_id] = assignment
         self._send(first, assignment)
         self._pending[prefill, 0] += prefill_ns
@@ -182,20 +197,41 @@ class ClusterState:
 
     def _send(self, member: Member, assignment: Assignment) -> None:
         member.sent += 1
+        assignment.sent_to = member
         self._unreported[member.index].append((member.sent, assignment))
 
-    def settle(self, request_id: int, now_ns: int) -> None:
-        """The job has ended, or this attempt at it has."""
+    def settle(self, request_id: int, now_ns: int, undelivered: bool = False) -> None:
+        """The job has ended, or this attempt at it has; `undelivered`: the instance it was last sent to never saw it."""
         assignment = self._assignments.pop(request_id)
         self._unpend_prefill(assignment)
         self._unpend_decode(assignment)
+        if undelivered:
+            self._unsend(assignment)
         self._fade(assignment, now_ns)
+
+    def _unsend(self, assignment: Assignment) -> None:
+        """The instance will never count it among what it accepted: those sent after it move up."""
+        member = assignment.sent_to
+        member.sent -= 1
+        queue = self._unreported[member.index]
+        place = next(index for index, (_, other) in enumerate(queue) if other is assignment)
+        later = [(number - 1, other) for number, other in list(queue)[place + 1 :]]
+        while len(queue) > place:
+            queue.pop()
+        queue.extend(later)
+        if member is assignment.prefill and assignment.blocks:
+            self.directory.unexpect(member.node_index, assignment.blocks)
+            assignment.blocks = ()
 
     def _fade(self, assignment: Assignment, now_ns: int) -> None:
         """Its blocks are resident by now, or never will be: expect them only until the next report of that node."""
-        if assignment.blocks:
-            self._fading[assignment.prefill.node_index].append((now_ns, assignment.blocks))
-            assignment.blocks = ()
+        if not assignment.blocks:
+            return
+        node = assignment.prefill.node_index
+        self._fading[node].append((now_ns, assignment.blocks))
+        assignment.blocks = ()
+        if assignment.prefill.node not in self._node_members:
+            self._faded(node)
 
     # Views
 

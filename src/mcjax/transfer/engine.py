@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from mcjax import aio
-from mcjax.errors import DeadlineExceeded, StaleRegion, TransferError
+from mcjax.errors import ConfigError, DeadlineExceeded, StaleRegion, TransferError
 from mcjax.transfer.base import Copy, CopyResult, Handle, Memory, Transport
 from mcjax.types import NS_PER_S, Recorder
 
@@ -19,6 +19,10 @@ class TransferEngine:
     """Moves spans between regions. `deadline_s` bounds one attempt; `attempts` counts them all."""
 
     def __init__(self, transports: Sequence[Transport], recorder: Recorder, deadline_s: float = 60.0, attempts: int = 3):
+        if not deadline_s > 0:
+            raise ConfigError("transfer.deadline_s", deadline_s, "must be more than 0 seconds")
+        if attempts < 1:
+            raise ConfigError("transfer.attempts", attempts, "must be at least 1")
         self.transports = list(transports)
         self._recorder = recorder
         self._deadline_ns = round(deadline_s * NS_PER_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,10 @@ from mcjax.errors import IntegrityError, PoolFull
 from mcjax.kvpool.base import Header
 from mcjax.transfer.base import Region
 from mcjax.types import Tier
+
+
+def _nobody() -> None:
+    """Nobody waits for slots to come back."""
 
 
 class SlotStore:
@@ -27,6 +31,7 @@ class SlotStore:
         self._headers: dict[int, Header] = {}
         self._held: dict[int, int] = {}
         self._leaving: dict[int, None] = {}
+        self.on_space: Callable[[], None] = _nobody
 
     def buffer(self) -> NDArray[np.uint8] | None:
         return None
@@ -59,8 +64,7 @@ class SlotStore:
         return self._headers.get(slot)
 
     def regions(self, slots: Sequence[int]) -> Region:
-        generations = self._generations
-        return Region(self, tuple(slots), tuple(generations[slot] for slot in slots))
+        return Region(self, tuple(slots), tuple(map(self._generations.__getitem__, slots)))
 
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back. One that a transfer still holds is stale at once, but handed out again only when let go."""
@@ -95,6 +99,7 @@ class SlotStore:
                 released.append(slot)
         if released:
             self._release(released)
+            self.on_space()
 
     def _release(self, slots: list[int]) -> None:
         """The slots belong to nobody now; stores that poison released bytes do it here."""

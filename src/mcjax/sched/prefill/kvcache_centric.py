@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mcjax.errors import ConfigError
 from mcjax.sched.base import PrefillChoice
 from mcjax.sched.view import ClusterView
 from mcjax.types import Request
@@ -20,6 +21,11 @@ class KVCacheCentric:
     """
 
     balancing_threshold: float = 4.0  # pull when the best prefix is more than this many times the local one
+
+    def __post_init__(self) -> None:
+        if not self.balancing_threshold >= 1.0:
+            problem = "must be at least 1: the best prefix is never shorter than the local one"
+            raise ConfigError("sched.prefill.balancing_threshold", self.balancing_threshold, problem)
 
     def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
         local_tokens = view.prefix_tokens
