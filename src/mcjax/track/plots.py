@@ -22,7 +22,7 @@ CURVE_POINTS = 2000
 TIME_BINS = 600
 MOST_INSTANCES = 32
 RESIDENCY_WORDS = ("resid", "fill", "used", "occup")
-QUEUE_WORDS = ("queue", "waiting", "pending")
+QUEUE_WORDS = ("queue", "waiting", "batch")
 
 
 def overview(run: Run) -> Any:
@@ -71,7 +71,7 @@ def _distribution(panel: Any, values_ns: NDArray[np.int64], title: str, unit: st
         value = float(np.percentile(ordered, percent)) / scale
         panel.axvline(value, color=GREY, linewidth=1, linestyle=style, label=f"p{percent}  {value:.3g} {sign}")
     positive = int(ordered[0]) > 0
-    if positive and ordered[-1] > 30 * max(int(np.percentile(ordered, 50)), 1):
+    if positive and ordered[-1] > 10 * max(int(np.percentile(ordered, 50)), 1):
         panel.set_xscale("log")
     else:
         panel.set_xlim(left=0)
@@ -151,7 +151,7 @@ def _gauges(panel: Any, samples: Table) -> None:
     panel.set_xlim(left=0)
     panel.set_xlabel(f"run time, {label}")
     panel.grid(alpha=0.25)
-    panel.legend(handles=lines, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(lines), fontsize=9)
+    panel.legend(handles=lines, framealpha=0.9, edgecolor="none", loc="upper left", fontsize=9)
 
 
 def _total(samples: Table, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
