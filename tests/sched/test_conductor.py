@@ -70,7 +70,7 @@ class Log(NullRecorder):
 
     def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Any) -> None:
         if source == "conductor":
-            self.journal.append((kind.split()[0], [int(value) for value in values]))
+            self.journal.append((kind.split(maxsplit=1)[0], [int(value) for value in values]))
 
     def event(self, time_ns: int, kind: str, request_id: int, place: str, **_: Any) -> None:
         if kind == "retry":
@@ -103,7 +103,9 @@ class Fake:
             await self.on_prefill(job)
             job.emit(0, None, np.array([aio.now_ns()], np.int64))
             handed_over = True
-            return CompletionRecord(job.request_id, (), (), job.request.prompt_tokens, None, self.ends_output, pin, tail)
+            return CompletionRecord(
+                job.request_id, (), (), job.request.prompt_tokens, None, self.ends_output, pin, tail
+            )
         finally:
             self.inside -= 1
             if not handed_over:
@@ -151,9 +153,7 @@ class House:
         self.bus = ReportBus(NS_PER_S // 10)
         self.state = ClusterState(COST, LinkEstimate(1e6, 0.0), 1, 100)
         strategies = Strategies(KVCacheCentric(), LeastLoaded(), Cheapest(), self.admission, Static())
-        self.conductor = Conductor(
-            self.state, strategies, self.bus, np.random.default_rng(0), self.log, self.attempts
-        )
+        self.conductor = Conductor(self.state, strategies, self.bus, np.random.default_rng(0), self.log, self.attempts)
         for name in names:
             self.join(name)
         return self
@@ -334,7 +334,11 @@ def test_a_record_that_arrives_in_the_instant_of_the_cancel_is_released() -> Non
     async def main() -> None:
         house = House().open("d0", "p0")
         job = house.job()
-        job.listener = lambda tokens, ends_ns: task.cancel() and None
+
+        def go_away(tokens: object, ends_ns: object) -> None:
+            task.cancel()
+
+        job.listener = go_away
         task = aio.spawn(house.conductor.serve(job), "serve")
         await aio.sleep_ns(5 * MS)
         assert task.cancelled()
@@ -345,7 +349,7 @@ def test_a_record_that_arrives_in_the_instant_of_the_cancel_is_released() -> Non
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_cancel_in_any_turn_of_the_loop_keeps_the_accounts(turns: int) -> None:
-    """Within one instant the job goes from frontend to instance; wherever it is caught, later jobs are counted right."""
+    """Within one instant a job goes from frontend to instance; wherever it is caught, later ones are counted right."""
 
     async def main() -> None:
         house = House().open("d0", "p0")
@@ -449,18 +453,30 @@ def test_who_was_taken_on_is_not_turned_away_for_losing_its_place() -> None:
     virtual(main)
 
 
+def test_each_decision_has_its_outcome_beside_what_it_expected() -> None:
+    async def main() -> None:
+        house = House().open("d0", "p0")
+        await house.conductor.serve(house.job())
+        prefill, decode = house.log.decisions
+        assert (prefill.expected_s, prefill.outcome_s) == pytest.approx((1.0, 0.001))
+        assert (decode.expected_s, decode.outcome_s) == pytest.approx((1e-3 + 1e-6 + 1000e-6, 0.001))
+        assert (prefill.outcome, decode.outcome) == ("completed", "completed")
+
+    virtual(main)
+
+
 # Replay, and mistakes of a user's strategy
 
 
-def test_the_journal_says_which_attempt_and_what_was_never_seen() -> None:
+def test_the_journal_says_which_attempt_a_placement_is_for() -> None:
     async def main() -> None:
         house = House().open("d0", "p0")
         house.instances["p0"].on_prefill = failing(1, lambda: TransferError("lost"))
         await house.conductor.serve(house.job())
         own = [entry for entry in house.log.journal if entry[0] != "join"]
-        assert [kind for kind, _ in own] == ["place", "assign", "settle"] + ["place", "assign", "recheck", "hand_over", "settle"]
+        assert [kind for kind, _ in own] == "place assign settle place assign recheck hand_over settle".split()
         assert [values for kind, values in own if kind == "place"] == [[1, 1], [1, 2]]
-        assert [values for kind, values in own if kind == "settle"] == [[1, 0], [1, 0]]
+        assert [values for kind, values in own if kind == "settle"] == [[1], [1]]
 
     virtual(main)
 

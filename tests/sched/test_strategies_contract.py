@@ -57,7 +57,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def strategies_in(module: str) -> list[type]:
     loaded = importlib.import_module(f"mcjax.sched.{module}")
-    method = METHODS[module.split(".")[0]]
+    method = METHODS[module.split(".", maxsplit=1)[0]]
     return [
         value
         for value in vars(loaded).values()
@@ -118,7 +118,9 @@ def ask(kind: str, strategy: Any, seen: ClusterView, seed: int) -> Any:
         return chosen, [strategy.classify(one) for one in waiting]
     if kind == "batching":
         waiting = [tokens + 1 for tokens in seen.prefix_tokens.tolist()]
-        return [check_batch(strategy, waiting[:few], decoding, 64) for few in (0, 1, len(waiting)) for decoding in (0, 7)]
+        return [
+            check_batch(strategy, waiting[:few], decoding, 64) for few in (0, 1, len(waiting)) for decoding in (0, 7)
+        ]
     return [strategy.assign("p0", role, seen) for role in Role]
 
 
@@ -146,9 +148,9 @@ def test_every_strategy_answers_in_range_and_the_same_again(module: str, seen: C
     strategy = strategies_in(module)[0]()
     again = copy.deepcopy(strategy)
     before = columns(seen)
-    answer = ask(module.split(".")[0], strategy, seen, seed)
+    answer = ask(module.split(".", maxsplit=1)[0], strategy, seen, seed)
     assert columns(seen) == before, "a view is read, never written"
-    assert ask(module.split(".")[0], again, seen, seed) == answer
+    assert ask(module.split(".", maxsplit=1)[0], again, seen, seed) == answer
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -94,11 +94,12 @@ class Cluster:
 
     def join(self, spec: InstanceSpec) -> Instance:
         """Bring an instance up and tell the conductor."""
+        role = self._conductor.role_of(spec.name, spec.role)
         node = self._node(spec.node)
-        parts = self._mechanisms.instance(spec.name, node.name, spec.role)
+        parts = self._mechanisms.instance(spec.name, node.name, role)
         self._engine.register(parts.pages)
-        batching = self._policies.batching() if spec.role is Role.MIXED else PrefillFirst()
-        instance = _ROLES[spec.role](
+        batching = self._policies.batching() if role is Role.MIXED else PrefillFirst()
+        instance = _ROLES[role](
             spec.name,
             node,
             self.nodes,
@@ -115,11 +116,11 @@ class Cluster:
         )
         capacity = instance.capacity
         free_tokens = capacity.pages * capacity.page_tokens
-        self._conductor.join(instance, node.name, spec.role, node.pool, free_tokens)
+        self._conductor.join(instance, node.name, role, node.pool, free_tokens)
         self.instances[spec.name] = instance
         self._scope.spawn(instance.loop.run(), f"{spec.name}.loop")
         self._scope.spawn(node.heartbeat(), f"{node.name}.heartbeat")
-        self._recorder.event(aio.now_ns(), "join", -1, spec.name, detail=spec.role)
+        self._recorder.event(aio.now_ns(), "join", -1, spec.name, detail=role)
         return instance
 
     def _node(self, name: str) -> Node:
@@ -140,19 +141,15 @@ class Cluster:
         return node
 
     async def drain(self, name: str, poll_s: float = 0.01) -> None:
-        """Place nothing more on an instance, wait until its last job is done, and let it go."""
+        """Place nothing more on an instance, wait until its last job is done and nobody holds anything in its pool, and
+        let it go."""
         self._conductor.drain(name)
         instance = self.instances[name]
-        while instance.jobs or not self._unwatched(instance.node):
+        while instance.jobs or self._conductor.placed_on(name) or instance.node.pool.held:
             await aio.sleep_ns(round(poll_s * NS_PER_S))
         self._gone(name)
         self._conductor.leave(name)
         self._recorder.event(aio.now_ns(), "leave", -1, name)
-
-    @staticmethod
-    def _unwatched(node: Node) -> bool:
-        """Nobody elsewhere holds anything in the node's pool."""
-        return node.pool.held == 0
 
     def kill(self, name: str) -> None:
         """The instance's process and its node's memory are gone; the others find out after `detect_s`."""

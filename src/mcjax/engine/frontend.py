@@ -19,13 +19,14 @@ class Ticket:
     """A submitted request. Awaiting `task` gives its row, however it ended."""
 
     task: asyncio.Task[RequestRow]
+    started: bool = False
     cancelled: bool = False
 
     def cancel(self) -> None:
         """The client goes away: whatever the request holds anywhere is given back."""
-        if not self.task.done():
-            self.cancelled = True
-            self.task.cancel()
+        self.cancelled = True
+        if self.started and not self.task.done():
+            self.task.cancel()  # before its first step it would end without a row; `_life` looks at the flag instead
 
 
 class Frontend:
@@ -74,7 +75,11 @@ class Frontend:
         self._recorder.event(
             aio.now_ns(), "submit", request_id, "frontend", tokens=job.request.prompt_tokens, blocks=len(job.blocks)
         )
+        ticket = self.running[request_id]
+        ticket.started = True
         try:
+            if ticket.cancelled:
+                raise asyncio.CancelledError
             await self._conductor.serve(job)
             row.state = RequestState.COMPLETED
         except Rejected as problem:
@@ -85,7 +90,7 @@ class Frontend:
             row.state, row.reason = RequestState.FAILED, str(problem)
         except asyncio.CancelledError:
             row.state, row.reason = RequestState.CANCELLED, "cancelled"
-            if not self.running[request_id].cancelled:
+            if not ticket.cancelled:
                 row.reason = "the run ended"
                 raise
         finally:

@@ -117,6 +117,9 @@ class StepLoop:
                     if not sequence.done.done():
                         sequence.done.set_exception(problem)
                 continue
+            except BaseException:
+                self._let_go(chosen)  # the loop ends, and its step with it: whoever leaves must not wait for that
+                raise
             self._running = []
             if self._dead is not None:
                 return
@@ -125,8 +128,10 @@ class StepLoop:
             self._on_change()
 
     def kill(self, problem: McjaxError) -> None:
-        """The instance is dead: its steps never end, who joins is told, who leaves need not wait. Those inside hear of it from
-        the conductor."""
+        """The instance is dead: its steps never end, who joins is told, who leaves need not wait.
+
+        Those inside hear of it from the conductor.
+        """
         self._dead = problem
         self._let_go(self._running)
 

@@ -1,4 +1,4 @@
-"""Looks at the cluster at fixed ticks of run time, for the record; policy never sees this. Also notices when a run stalls."""
+"""Looks at the cluster at fixed ticks of run time, for the record, never for policy; notices when a run stalls."""
 
 from __future__ import annotations
 
@@ -61,6 +61,5 @@ class Sampler:
             self._ended, self._moved_ns = frontend.ended, now_ns
         elif now_ns - self._moved_ns > self._stall_ns:
             stuck = list(frontend.running)[:10]
-            raise Deadlock(
-                f"no request has ended for {self._stall_ns / 1e9:g} s; requests {stuck} are running\n{self._who_waits()}"
-            )
+            problem = f"no request has ended for {self._stall_ns / 1e9:g} s; requests {stuck} are running"
+            raise Deadlock(f"{problem}\n{self._who_waits()}")

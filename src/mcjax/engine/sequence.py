@@ -33,9 +33,10 @@ class End:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's part in a loop. A prompt runs to `end` (a token position); a decode until `limit` output tokens exist.
+    """One request's part in a loop. A prompt runs to `end`, a position; a decode until `limit` output tokens exist.
 
-    `done` resolves when the sequence has come to its end in this loop. `on_chunk(start, end, end_ns)` and `on_tokens(first, tokens, ends_ns)` tell of progress.
+    `done` resolves when the sequence has come to its end in this loop. `on_chunk(start, end, end_ns)` and
+    `on_tokens(first, tokens, ends_ns)` tell of progress.
     """
 
     request: Request

@@ -26,8 +26,8 @@ class Piece:
 class BlockStream:
     """Moves pieces one after the other from `sender`'s memory into slots reserved at `target`, and commits each.
 
-    What arrives is handed on with `on_arrival`, so that streams can be chained: device to own pool to the next node's pool.
-    With `checksum`, blocks are checksummed as they are read, and committed with that; else with what the piece came with.
+    What arrives is handed on with `on_arrival`, so that streams can be chained: device to own pool to the next node's.
+    With `checksum`, blocks are checksummed as they are read, and committed with that; else with what a piece came with.
     """
 
     def __init__(

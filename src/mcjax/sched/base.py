@@ -1,6 +1,6 @@
 """The decisions' protocols, their choices, and the doors through which the conductor reaches instances.
 
-A strategy is a plain object with one of these methods. It sees a request, a `ClusterView` and a generator, and nothing else.
+A strategy is a plain object with one of these methods. It sees a request, a `ClusterView` and a generator, no more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mcjax.types import Request, Role, Span
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Column `instance` of the view computes the prompt; `source` (a column) is where a longer prefix is pulled from."""
+    """Column `instance` of the view computes the prompt; `source` (a column) is where a longer prefix comes from."""
 
     instance: int
     source: int | None = None
@@ -130,7 +130,7 @@ class Batching(Protocol):
     """What a mixed instance computes next."""
 
     def choose(self, waiting_tokens: Sequence[int], decoding: int, chunk_tokens: int) -> Batch:
-        """`waiting_tokens`: what each waiting prompt still needs, next one first; `chunk_tokens`: the executor's limit."""
+        """`waiting_tokens`: what each waiting prompt still needs, next one first; `chunk_tokens`: the longest chunk."""
         ...
 
 

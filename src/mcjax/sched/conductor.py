@@ -1,13 +1,12 @@
 """The conductor: carries each job from placement to its last token, and decides between nodes.
 
-It learns of the cluster from reports; it keeps a journal of everything its decisions depended on; when half of a job is lost
-it places the job again, and the client never sees a token twice.
+It learns of the cluster from reports; it keeps a journal of everything its decisions depended on; when half of a job is
+lost it places the job again, and the client never sees a token twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -71,18 +70,21 @@ class Conductor:
 
     # Membership
 
-    def join(
-        self, instance: InstanceHandle, node: str, role: Role, pool: Pool, free_tokens: int
-    ) -> Role:
-        """An instance is there; returns the role it shall take."""
+    def role_of(self, name: str, proposed: Role) -> Role:
+        """The role that an instance which is about to join shall take."""
         self.refresh()
-        view = self.state.view(aio.now_ns(), 0, ())
-        assigned = self._strategies.roles.assign(instance.name, role, view)
+        return self._strategies.roles.assign(name, proposed, self.state.view(aio.now_ns(), 0, ()))
+
+    def join(self, instance: InstanceHandle, node: str, role: Role, pool: Pool, free_tokens: int) -> None:
+        """An instance is there, and ready."""
         self._instances[instance.name] = instance
         self._pools[node] = pool
-        self.state.join(instance.name, node, assigned, free_tokens)
-        self._journal(f"join {instance.name} {node} {assigned}", [free_tokens])
-        return assigned
+        self.state.join(instance.name, node, role, free_tokens)
+        self._journal(f"join {instance.name} {node} {role}", [free_tokens])
+
+    def placed_on(self, name: str) -> int:
+        """Jobs that count on this instance, whether they have reached it or not."""
+        return self.state.placed_on(name)
 
     def drain(self, name: str) -> None:
         """Place nothing on this instance any more; what it has goes on."""
@@ -123,9 +125,7 @@ class Conductor:
                 await aio.sleep_ns(attempt * RETRY_PAUSE_NS)
         raise RequestFailed(job.request_id, f"gave up after {self._attempts} attempts; the last: {last}")
 
-    def locate(
-        self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[str]
-    ) -> Replica | Recompute:
+    def locate(self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[str]) -> Replica | Recompute:
         """A prefill instance misses `blocks`, behind the `have` blocks it has: from where, or compute them?"""
         self.refresh()
         self._journal(f"locate {','.join(exclude)}", [job.request_id, have, *blocks])
@@ -163,10 +163,10 @@ class Conductor:
         self._assign(job, placement)
         try:
             if prefill is decode:
-                await self._call(placement, prefill, cast("MixedPort", prefill).serve(job, placement))
+                await self._call(prefill, cast("MixedPort", prefill).serve(job, placement))
             else:
                 prompt = cast("PrefillPort", prefill).prefill(job, placement)
-                record = await self._call(placement, prefill, prompt, self._release)
+                record = await self._call(prefill, prompt, self._release)
                 try:
                     if record.output_ended:
                         decision.outcome = "completed"
@@ -174,7 +174,7 @@ class Conductor:
                     self._recheck(job, placement)
                     self.state.hand_over(job.request_id, aio.now_ns())
                     self._journal("hand_over", [job.request_id])
-                    await self._call(placement, decode, cast("DecodePort", decode).decode(job, record))
+                    await self._call(decode, cast("DecodePort", decode).decode(job, record))
                 finally:
                     self._release(record)
             decision.outcome = "completed"
@@ -182,10 +182,9 @@ class Conductor:
             decision.outcome = type(problem).__name__
             raise
         finally:
-            if row.first_token_ns >= 0 and row.attempts == 1:
-                decision.outcome_s = (row.first_token_ns - decision.time_ns) / NS_PER_S
-            self.state.settle(job.request_id, aio.now_ns(), placement.undelivered)
-            self._journal("settle", [job.request_id, placement.undelivered])
+            _note_outcome(job, placement)
+            self.state.settle(job.request_id, aio.now_ns())
+            self._journal("settle", [job.request_id])
 
     def _assign(self, job: Job, placement: Placement) -> None:
         context_tokens = job.request.prompt_tokens + job.produced
@@ -221,7 +220,6 @@ class Conductor:
 
     async def _call(
         self,
-        placement: Placement,
         instance: InstanceHandle,
         procedure: Coroutine[Any, Any, T],
         discard: Callable[[T], None] = lambda result: None,
@@ -240,7 +238,6 @@ class Conductor:
             return task.result()
         finally:
             if not taken:
-                placement.undelivered = inspect.getcoroutinestate(procedure) == inspect.CORO_CREATED
                 try:
                     await aio.settle(task)
                 finally:
@@ -257,3 +254,19 @@ class Conductor:
     def _journal(self, kind: str, values: Sequence[int]) -> None:
         now_ns = aio.now_ns()
         self._recorder.report(now_ns, now_ns, "conductor", kind, values)
+
+
+def _note_outcome(job: Job, placement: Placement) -> None:
+    """Beside what was expected, what came: the first token, and the mean interval of those after it.
+
+    Only of a first attempt: a later one has tokens of the attempts before it.
+    """
+    row, decision, decode = job.row, placement.decision, placement.decode_decision
+    if row.first_token_ns < 0 or row.attempts > 1:
+        return
+    decision.outcome_s = (row.first_token_ns - decision.time_ns) / NS_PER_S
+    if decode is not None:
+        decode.outcome = decision.outcome
+        if job.produced > 1:
+            span_ns = int(row.token_ends_ns[-1][-1]) - row.first_token_ns
+            decode.outcome_s = span_ns / (job.produced - 1) / NS_PER_S

@@ -61,11 +61,10 @@ class Placement:
     expected_ttft_s: float
     expected_tbt_s: float
     decision: Decision
+    decode_decision: Decision | None = None
     prefill_index: int = -1
     decode_index: int = -1
     prefill_estimate_ns: int = 0
-    undelivered: bool = False
-    """The call to the instance it was last sent to was given up before the instance could have seen it."""
 
     def update_tbt(self, view: ClusterView) -> None:
         """Bring the expected token interval up to date; the job's own share is already among what is pending."""
@@ -78,7 +77,8 @@ class CompletionRecord:
     """A finished prompt, sent from prefill to decode by way of the conductor.
 
     The blocks lie in the receiving node's pool under `pin`; the trailing partial block, which no other request may ever
-    match, in the one slot of `tail` (which has none if the prompt ends with a full block). Checksums are of the bytes as computed.
+    match, in the one slot of `tail` (which has none if the prompt ends with a full block). Checksums are of the bytes
+    as computed.
     """
 
     request_id: int

@@ -7,6 +7,7 @@ needed, so this also tells what another strategy would have chosen at each momen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,7 @@ class Journal:
         self._placements: dict[int, Placement] = {}
         self._capture = _Capture()
 
-    def walk(
-        self, requests: Sequence[Row], reports: Sequence[Row], decisions: Sequence[Row]
-    ) -> Iterator[Redecided]:
+    def walk(self, requests: Sequence[Row], reports: Sequence[Row], decisions: Sequence[Row]) -> Iterator[Redecided]:
         """Go through the journal; yields every decision that the conductor made, beside the same one made again."""
         self._requests = {row["request_id"]: _request(row) for row in requests}
         logged = iter([row for row in decisions if row["stage"] in DECIDED or row["stage"].startswith("admission")])
@@ -107,35 +106,49 @@ class Journal:
         elif kind == "hand_over":
             state.hand_over(values[0], now_ns)
         elif kind == "settle":
-            state.settle(values[0], now_ns, bool(values[1]))
+            state.settle(values[0], now_ns)
         elif kind == "place":
             self._place(values[0], values[1], now_ns)
         elif kind == "recheck":
             self._recheck(values[0], now_ns)
         elif kind == "locate":
             excluded = words[1].split(",")
-            locate(values[0], values[2:], values[1], excluded, state, self._strategies.fetch, self._rng, now_ns, self._capture)
+            locate(
+                values[0],
+                values[2:],
+                values[1],
+                excluded,
+                state,
+                self._strategies.fetch,
+                self._rng,
+                now_ns,
+                self._capture,
+            )
 
     def _place(self, request_id: int, attempt: int, now_ns: int) -> None:
         request, blocks, slo = self._requests[request_id]
-        try:
+        with suppress(Rejected, InstanceDown):  # a rejection is a decision like others, and was captured
             self._placements[request_id] = place(
                 request, blocks, slo, self._state, self._strategies, self._rng, now_ns, self._capture, attempt
             )
-        except (Rejected, InstanceDown):
-            pass  # a rejection is a decision like others, and was captured
 
     def _recheck(self, request_id: int, now_ns: int) -> None:
         request, _, slo = self._requests[request_id]
         placement = self._placements[request_id]
         view = self._state.view(now_ns, request.prompt_tokens, ())
         placement.update_tbt(view)
-        try:
+        with suppress(Rejected):
             admit(
-                request, placement, slo, view, Stage.DECODE, self._strategies.admission, self._rng, now_ns, self._capture
+                request,
+                placement,
+                slo,
+                view,
+                Stage.DECODE,
+                self._strategies.admission,
+                self._rng,
+                now_ns,
+                self._capture,
             )
-        except Rejected:
-            pass
 
 
 def _request(row: Row) -> tuple[Request, tuple[int, ...], SLO]:

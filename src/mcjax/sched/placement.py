@@ -1,6 +1,6 @@
-"""One placement: every decision about where a job goes, as a function of the cluster state, the strategies and a generator.
+"""One placement: every decision about where a job goes, a function of cluster state, strategies and a generator.
 
-The conductor calls it as jobs arrive; `mcjax replay` calls it again on a run's journal. Nothing here waits or looks elsewhere.
+The conductor calls it as jobs arrive; `mcjax replay` calls it again on a run's journal. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def place(
     _check_choice(strategies.prefill, choice, view)
     decision, ttft_s, prefill_s = _record_prefill(request, view, strategies, choice, now_ns, recorder)
     prefill = state.members[view.names[choice.instance]]
+    decode_decision: Decision | None = None
     if prefill.role is Role.MIXED:
         decode, tbt_s = prefill, state.step_estimate_s(prefill, request.prompt_tokens)
     else:
@@ -75,9 +76,11 @@ def place(
         ready_ns = now_ns + round(ttft_s * NS_PER_S)
         chosen = strategies.decode.choose(request, view, ready_ns, rng)
         if not 0 <= chosen.instance < len(view.decode.names):
-            raise ConfigError("sched.decode", type(strategies.decode).__name__, f"chose decode instance {chosen.instance}")
+            raise ConfigError(
+                "sched.decode", type(strategies.decode).__name__, f"chose decode instance {chosen.instance}"
+            )
         decode, tbt_s = state.members[view.decode.names[chosen.instance]], chosen.expected_tbt_s
-        recorder.decision(
+        decode_decision = recorder.decision(
             Decision(
                 now_ns,
                 request.request_id,
@@ -98,6 +101,7 @@ def place(
         expected_ttft_s=ttft_s,
         expected_tbt_s=tbt_s,
         decision=decision,
+        decode_decision=decode_decision,
         prefill_index=prefill.index,
         decode_index=decode.index,
         prefill_estimate_ns=round(prefill_s * NS_PER_S),
@@ -192,7 +196,7 @@ def locate(
     now_ns: int,
     recorder: Recorder,
 ) -> Replica | Recompute:
-    """A prefill instance has the first `have` blocks, and misses `blocks`, which were expected: from where, or compute?"""
+    """A prefill instance has the first `have` blocks, not `blocks`, which were expected: from where, or compute?"""
     first, tokens = have * state.block_tokens, len(blocks) * state.block_tokens
     seconds = state.link.latency_s + tokens * state.bytes_per_token / state.link.bytes_per_s
     recompute_s = state.cost.prefill_ns(first, tokens) / NS_PER_S

@@ -18,8 +18,8 @@ BLOCKS_ADDED = "blocks+"
 BLOCKS_REMOVED = "blocks-"
 
 LOAD_COLUMNS = ("accepted", "queue_ns", "batch", "context_tokens", "free_tokens", "outgoing_bytes")
-"""What a load report holds: jobs taken on so far, estimated prompt work queued, sequences and tokens being decoded, tokens
-that still fit, bytes queued to leave the node."""
+"""What a load report holds: jobs taken on so far, estimated prompt work queued, sequences and tokens being decoded,
+tokens that still fit, bytes queued to leave the node."""
 
 
 @dataclass(slots=True)

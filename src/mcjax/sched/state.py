@@ -1,7 +1,7 @@
 """The conductor's picture of the cluster: reports folded in, plus its own decisions that no report shows yet.
 
-It is a function of the sequence of calls made to it, and every call is one row of the journal (`reports.parquet`), so the
-picture at any decision of any run can be rebuilt from the run's own log.
+It is a function of the sequence of calls made to it, and every call is one row of the journal (`reports.parquet`), so
+the picture at any decision of any run can be rebuilt from the run's own log.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Assignment:
     prefill_ns: int
     context_tokens: int
     blocks: Sequence[BlockId]
-    sent_to: Member
     prefill_pending: bool = True
     decode_pending: bool = True
 
@@ -114,6 +113,10 @@ class ClusterState:
             self._faded(member.node_index)
         self._eligible()
 
+    def placed_on(self, name: str) -> int:
+        """Assignments that have not settled and have either side on this instance."""
+        return sum(name in (a.prefill.name, a.decode.name) for a in self._assignments.values())
+
     def member(self, index: int) -> Member:
         return self._all[index]
 
@@ -176,11 +179,17 @@ class ClusterState:
     # Own decisions
 
     def assign(
-        self, request_id: int, prefill: int, decode: int, prefill_ns: int, context_tokens: int, blocks: Sequence[BlockId]
+        self,
+        request_id: int,
+        prefill: int,
+        decode: int,
+        prefill_ns: int,
+        context_tokens: int,
+        blocks: Sequence[BlockId],
     ) -> None:
         """A job was placed and sent to its prefill instance."""
         first, second = self._all[prefill], self._all[decode]
-        assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks, first)
+        assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks)
         self._assignments[request_id] = assignment
         self._send(first, assignment)
         self._pending[prefill, 0] += prefill_ns
@@ -197,31 +206,14 @@ class ClusterState:
 
     def _send(self, member: Member, assignment: Assignment) -> None:
         member.sent += 1
-        assignment.sent_to = member
         self._unreported[member.index].append((member.sent, assignment))
 
-    def settle(self, request_id: int, now_ns: int, undelivered: bool = False) -> None:
-        """The job has ended, or this attempt at it has; `undelivered`: the instance it was last sent to never saw it."""
+    def settle(self, request_id: int, now_ns: int) -> None:
+        """The job has ended, or this attempt at it has."""
         assignment = self._assignments.pop(request_id)
         self._unpend_prefill(assignment)
         self._unpend_decode(assignment)
-        if undelivered:
-            self._unsend(assignment)
         self._fade(assignment, now_ns)
-
-    def _unsend(self, assignment: Assignment) -> None:
-        """The instance will never count it among what it accepted: those sent after it move up."""
-        member = assignment.sent_to
-        member.sent -= 1
-        queue = self._unreported[member.index]
-        place = next(index for index, (_, other) in enumerate(queue) if other is assignment)
-        later = [(number - 1, other) for number, other in list(queue)[place + 1 :]]
-        while len(queue) > place:
-            queue.pop()
-        queue.extend(later)
-        if member is assignment.prefill and assignment.blocks:
-            self.directory.unexpect(member.node_index, assignment.blocks)
-            assignment.blocks = ()
 
     def _fade(self, assignment: Assignment, now_ns: int) -> None:
         """Its blocks are resident by now, or never will be: expect them only until the next report of that node."""

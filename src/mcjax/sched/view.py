@@ -58,7 +58,7 @@ class ClusterView:
         return self.cost.prefill_s(self.prompt_tokens, reused_tokens)
 
     def transfer_s(self, source: int, moved_tokens: Integers) -> Floats:
-        """`[I]` expected time to pull so many tokens (`[I]`) from instance `source`'s node, behind what it already sends."""
+        """`[I]` expected time to pull so many tokens (`[I]`) from `source`'s node, behind what it already sends."""
         nbytes = moved_tokens * self.bytes_per_token
         seconds = self.network_latency_s + (nbytes + self.outgoing_bytes[source]) / self.network_bytes_per_s
         return np.where(moved_tokens > 0, seconds, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Memory(Protocol):
     capacity: int
     block_bytes: int
 
-    def generation(self, slot: int) -> int: ...
+    def generations(self, slots: Sequence[int]) -> tuple[int, ...]: ...
 
     def buffer(self) -> NDArray[np.uint8] | None:
         """`[capacity, block_bytes]` bytes, or None where only sizes exist or the bytes are on a device."""
@@ -53,8 +53,7 @@ class Region:
 
     def is_current(self) -> bool:
         """False once any slot has changed hands: its bytes must then be neither read nor written."""
-        generation = self.memory.generation
-        return all(generation(slot) == seen for slot, seen in zip(self.slots, self.generations, strict=True))
+        return self.memory.generations(self.slots) == self.generations
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The transfer engine: chooses a transport for a copy, waits no longer than the deadline, and retries what was lost.
 
-While a copy is in flight both regions' slots have a second owner, the transfer; so a request that gives up cannot make a
-late write land in somebody else's block.
+While a copy is in flight both regions' slots have a second owner, the transfer; so a request that gives up cannot make
+a late write land in somebody else's block.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 
 from mcjax import aio
 from mcjax.errors import ConfigError, DeadlineExceeded, StaleRegion, TransferError
-from mcjax.transfer.base import Copy, CopyResult, Handle, Memory, Transport
+from mcjax.transfer.base import Copy, CopyResult, Memory, Transport
 from mcjax.types import NS_PER_S, Recorder
 
 
 class TransferEngine:
     """Moves spans between regions. `deadline_s` bounds one attempt; `attempts` counts them all."""
 
-    def __init__(self, transports: Sequence[Transport], recorder: Recorder, deadline_s: float = 60.0, attempts: int = 3):
+    def __init__(
+        self, transports: Sequence[Transport], recorder: Recorder, deadline_s: float = 60.0, attempts: int = 3
+    ):
         if not deadline_s > 0:
             raise ConfigError("transfer.deadline_s", deadline_s, "must be more than 0 seconds")
         if attempts < 1:
@@ -80,12 +82,11 @@ class TransferEngine:
             source.memory.let_go(source.slots)
             target.memory.let_go(target.slots)
 
-        handle: Handle | None = None
         try:
             handle = transport.submit([copy])
-        finally:
-            if handle is None:
-                let_go(None)
+        except BaseException:
+            let_go(None)
+            raise
         handle.future.add_done_callback(let_go)
         try:
             results = await aio.within(aio.now_ns() + self._deadline_ns, handle.future)
