@@ -55,16 +55,7 @@ def test_token_times_and_choices_do_not_depend_on_macro_steps(cluster: str, seed
     assert [row[:6] for row in free.decided()] == [row[:6] for row in single.decided()]
 
 
-LATE_CONTEXT = pytest.mark.xfail(
-    strict=True,
-    reason="a load report shows the context as of the last macro-step's end, not as of its tick: the executor would "
-    "have to be asked for the steps done by a time",
-)
-
-
-@pytest.mark.parametrize(
-    "cluster", [pytest.param("1p1d", marks=LATE_CONTEXT), pytest.param("2p2d", marks=LATE_CONTEXT), "2m"]
-)
+@pytest.mark.parametrize("cluster", ["1p1d", "2p2d", "3p2d", "2m"])
 @CASES
 def test_estimates_do_not_depend_on_macro_steps(cluster: str, seed: int, rate_per_s: float) -> None:
     """Reports are as of their tick, however the world got there (design, rule 7)."""

@@ -95,6 +95,11 @@ class Executor(Protocol):
         """Stop at the next step boundary. Does nothing when idle."""
         ...
 
+    def step_ends_ns(self) -> NDArray[np.int64]:
+        """When steps of the plan under way end, as far as that is known without asking the device: a simulated executor
+        knows all, one that waits for its device none until the plan is done. Those before now have ended."""
+        ...
+
     def busy_ns(self) -> int:
         """Time spent computing so far."""
         ...

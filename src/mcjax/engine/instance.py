@@ -94,6 +94,7 @@ class Instance:
                 store.free_slots * self.capacity.page_tokens,
                 self.node.outgoing_bytes,
             ),
+            loop.growth,
         )
 
     # Pieces of the procedures

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.sequence import End, Sequence
 from mcjax.errors import ConfigError, McjaxError
 from mcjax.sched.base import Batch, Batching, Tenancy
+from mcjax.sched.reports import Growth
 from mcjax.types import Recorder
 
 
@@ -44,6 +48,9 @@ class StepLoop:
         self._on_change = on_change
         self._max_steps = max_steps or (1 << 30)
         self._wake = aio.Signal(f"{name}.loop")
+        self.growth: Growth | None = None
+        """What the running decode step adds to `context_tokens`, until the step is applied."""
+        self._growths: list[Growth] = []
         self._running: list[Sequence] = []
         self._dead: McjaxError | None = None
 
@@ -66,6 +73,10 @@ class StepLoop:
         self._remove(sequence)
         if not sequence.running or self._dead is not None:
             return
+        if self.growth is not None:
+            self.growth = Growth(self.growth.batch - 1, self._executor.step_ends_ns)
+            self._growths.append(self.growth)
+        self._on_change()
         sequence.left = asyncio.get_running_loop().create_future()
         self._executor.interrupt()
         await _ended(sequence.left)
@@ -106,6 +117,8 @@ class StepLoop:
             self._running = chosen
             for sequence in chosen:
                 sequence.running = True
+            if chosen[0].item.kind is Kind.DECODE:
+                self._grow(len(chosen))
             try:
                 progress = await self._executor.run(plan, max_steps)
             except McjaxError as problem:
@@ -123,6 +136,7 @@ class StepLoop:
             self._running = []
             if self._dead is not None:
                 return
+            self._settle(progress.ends_ns)
             self._apply(plan, chosen, progress)
             self._let_go(chosen)
             self._on_change()
@@ -133,6 +147,8 @@ class StepLoop:
         Those inside hear of it from the conductor.
         """
         self._dead = problem
+        ends_ns = self._executor.step_ends_ns()
+        self._settle(ends_ns[ends_ns < aio.now_ns()])  # what it would have gone on to do never happened
         self._let_go(self._running)
 
     def _let_go(self, chosen: list[Sequence]) -> None:
@@ -141,6 +157,17 @@ class StepLoop:
             sequence.running = False
             if sequence.left is not None and not sequence.left.done():
                 sequence.left.set_result(None)
+
+    def _grow(self, batch: int) -> None:
+        """A decode step begins: until it is applied, reports count what it has done by their tick."""
+        self.growth = Growth(batch, self._executor.step_ends_ns)
+        self._growths = [self.growth]
+        self._on_change()
+
+    def _settle(self, ends_ns: NDArray[np.int64]) -> None:
+        for growth in self._growths:
+            growth.settle(ends_ns)
+        self._growths, self.growth = [], None
 
     def _plan(self) -> tuple[StepPlan, list[Sequence], int] | None:
         prefills, decodes = self.prefills, self.decodes

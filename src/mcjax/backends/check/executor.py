@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.backends.check.digests import PageView, entry, next_token
@@ -26,6 +27,7 @@ class CheckExecutor:
         self._scripts = scripts
         self._rng = rng
         self._stop = False
+        self._ends_ns: list[int] = []
         self._busy_ns = 0
 
     def capacity(self) -> Capacity:
@@ -34,13 +36,16 @@ class CheckExecutor:
     def busy_ns(self) -> int:
         return self._busy_ns
 
+    def step_ends_ns(self) -> NDArray[np.int64]:
+        return np.array(self._ends_ns, np.int64)
+
     def interrupt(self) -> None:
         self._stop = True
 
     async def run(self, plan: StepPlan, max_steps: int) -> Progress:
         start_ns = aio.now_ns()
         self._stop = False
-        ends_ns: list[int] = []
+        ends_ns = self._ends_ns = []
         produced: list[list[int]] = [[] for _ in plan.items]
         finished: tuple[int, ...] = ()
         while len(ends_ns) < max_steps and not finished and not (ends_ns and self._stop):

@@ -116,6 +116,10 @@ class JaxExecutor:
         if self._running:
             self._interrupted.set()
 
+    def step_ends_ns(self) -> NDArray[np.int64]:
+        """None: what the thread has done is only known, and logged, with its answer."""
+        return np.zeros(0, np.int64)
+
     def busy_ns(self) -> int:
         """Time between first start and last end of the plans that have answered."""
         return self._busy_ns

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.cost.base import CostModel
 from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
 from mcjax.types import Scripts, Tokens
+
+
+NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class SimExecutor:
@@ -19,6 +23,7 @@ class SimExecutor:
         self._cost = cost
         self._scripts = scripts
         self._interrupted = aio.Signal(f"{name}.interrupt")
+        self._ends_ns = NO_STEPS
         self._busy_ns = 0
 
     def capacity(self) -> Capacity:
@@ -26,6 +31,9 @@ class SimExecutor:
 
     def busy_ns(self) -> int:
         return self._busy_ns
+
+    def step_ends_ns(self) -> NDArray[np.int64]:
+        return self._ends_ns
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -54,14 +62,15 @@ class SimExecutor:
         context = sum(item.start for item in decodes)
         return duration_ns + self._cost.mixed_ns(chunks[0].start, chunks[0].q_len, len(decodes), context)
 
-    async def _decode(self, items: list[StepItem], steps: int, start_ns: int) -> np.ndarray:
+    async def _decode(self, items: list[StepItem], steps: int, start_ns: int) -> NDArray[np.int64]:
         """Sleep until the last step's end, or (interrupted) until the end of the step then running."""
         context = sum(item.start for item in items)
         ends_ns = start_ns + np.cumsum(self._cost.step_ns(len(items), context, steps))
         self._interrupted.clear()
+        self._ends_ns = ends_ns
         if await self._interrupted.wait(int(ends_ns[-1])):
             running = int(np.searchsorted(ends_ns, aio.now_ns()))
-            ends_ns = ends_ns[: running + 1]
+            self._ends_ns = ends_ns = ends_ns[: running + 1]
             await aio.sleep_until_ns(int(ends_ns[-1]))
         return ends_ns
 
