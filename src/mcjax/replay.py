@@ -28,6 +28,7 @@ from mcjax.track.console import NullProgress
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run, load
 from mcjax.track.tracker import Settings as TrackSettings
+from mcjax.types import Script
 
 COMPARED = ("decisions", "requests", "reports", "events", "samples")
 
@@ -89,6 +90,8 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
 
 def _placements(config: DictConfig, run: Run, plugins: Plugins, result: Replayed) -> None:
     rehearsal, _, _ = _rehearse(config, run, plugins)
+    for row in run.requests.select(["request_id", "output_tokens"]).to_pylist():
+        rehearsal.scripts.put(row["request_id"], Script(row["output_tokens"]))  # for a run whose lengths were an oracle's
     world = rehearsal.world
     kv_format = world.kv_format()
     journal = Journal(

@@ -44,6 +44,7 @@ def view(
     return ClusterView(
         time_ns=0,
         prompt_tokens=prompt_tokens,
+        expected_output_tokens=100,
         block_tokens=100,
         names=tuple(f"p{index}" for index in range(count)),
         nodes=tuple(f"node-p{index}" for index in range(count)),

@@ -16,7 +16,7 @@ from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.sequence import End, Sequence
 from mcjax.errors import ConfigError, McjaxError
-from mcjax.sched.base import Batch, Batching, Tenancy
+from mcjax.sched.base import Batch, Batching, Tenancy, strategy_name
 from mcjax.sched.reports import Growth
 from mcjax.types import Recorder
 
@@ -178,7 +178,7 @@ class StepLoop:
             return StepPlan([s.item for s in decodes]), list(decodes), min(horizon, self._max_steps)
         first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
         if not 0 <= first < len(prefills):
-            raise ConfigError("sched.tenancy", type(self._tenancy).__name__, f"chose prompt {first} of {len(prefills)}")
+            raise ConfigError("sched.tenancy", strategy_name(self._tenancy), f"chose prompt {first} of {len(prefills)}")
         waiting = [prefills[first], *prefills[:first], *prefills[first + 1 :]]
         batch = self._batching.choose(
             [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
@@ -198,7 +198,7 @@ class StepLoop:
 
     def _check(self, batch: Batch, waiting: list[Sequence]) -> None:
         """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
-        name, limit = type(self._batching).__name__, self._capacity.chunk_tokens
+        name, limit = strategy_name(self._batching), self._capacity.chunk_tokens
         if not batch.chunks and not (batch.decode and self.decodes):
             raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
         indices = [index for index, _ in batch.chunks]

@@ -156,3 +156,8 @@ class MixedPort(Protocol):
     """An instance that does both, as the conductor sees it."""
 
     async def serve(self, job: Job, placement: Placement) -> None: ...
+
+
+def strategy_name(strategy: object) -> str:
+    """What tables call a strategy: its `name` if it has one, else its class's."""
+    return str(getattr(strategy, "name", type(strategy).__name__))

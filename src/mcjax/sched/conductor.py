@@ -115,6 +115,8 @@ class Conductor:
             job.row.attempts = attempt
             try:
                 await self._carry(job, self._place(job, attempt))
+                self._strategies.lengths.observe(job.request, job.produced)
+                self._journal("completed", [job.request_id, job.produced])
                 return
             except RETRYABLE as problem:
                 last = problem

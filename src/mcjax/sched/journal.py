@@ -107,6 +107,8 @@ class Journal:
             state.hand_over(values[0], now_ns)
         elif kind == "settle":
             state.settle(values[0], now_ns)
+        elif kind == "completed":
+            self._strategies.lengths.observe(self._requests[values[0]][0], values[1])
         elif kind == "place":
             self._place(values[0], values[1], now_ns)
         elif kind == "recheck":

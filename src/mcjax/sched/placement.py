@@ -6,7 +6,7 @@ The conductor calls it as jobs arrive; `mcjax replay` calls it again on a run's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,11 +23,14 @@ from mcjax.sched.base import (
     Replica,
     Roles,
     Stage,
+    strategy_name,
 )
 from mcjax.sched.job import Placement
 from mcjax.sched.state import ClusterState
 from mcjax.sched.view import ClusterView
 from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role, Span
+from mcjax.workload.base import LengthPredictor
+from mcjax.workload.lengths import MaxTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Strategies:
     fetch: Fetch
     admission: Admission
     roles: Roles
+    lengths: LengthPredictor = field(default_factory=MaxTokens)
 
 
 def place(
@@ -60,7 +64,7 @@ def place(
         Rejected: admission refused.
         InstanceDown: nobody is there to take the request.
     """
-    view = state.view(now_ns, request.prompt_tokens, blocks)
+    view = state.view(now_ns, request.prompt_tokens, blocks, strategies.lengths.predict(request))
     if not view.names:
         raise InstanceDown("(no instance computes prompts)")
     choice = strategies.prefill.choose(request, view, rng)
@@ -77,7 +81,7 @@ def place(
         chosen = strategies.decode.choose(request, view, ready_ns, rng)
         if not 0 <= chosen.instance < len(view.decode.names):
             raise ConfigError(
-                "sched.decode", type(strategies.decode).__name__, f"chose decode instance {chosen.instance}"
+                "sched.decode", strategy_name(strategies.decode), f"chose decode instance {chosen.instance}"
             )
         decode, tbt_s = state.members[view.decode.names[chosen.instance]], chosen.expected_tbt_s
         decode_decision = recorder.decision(
@@ -85,11 +89,12 @@ def place(
                 now_ns,
                 request.request_id,
                 "decode",
-                type(strategies.decode).__name__,
+                strategy_name(strategies.decode),
                 decode.name,
                 expected_s=tbt_s,
                 names=view.decode.names,
                 candidates={"step_s": view.decode.step_s(1, request.prompt_tokens)},
+                reason=f"lengths: {strategies.lengths.name}",
             )
         )
     placement = Placement(
@@ -126,7 +131,7 @@ def admit(
     expectation = Expectation(placement.expected_ttft_s, placement.expected_tbt_s, slo.ttft_s, slo.tbt_s)
     answer = admission.admit(request, expectation, view, stage, rng)
     if isinstance(answer, Reject):
-        strategy = type(admission).__name__
+        strategy = strategy_name(admission)
         expected_s = expectation.ttft_s if answer.reason == "ttft" else expectation.tbt_s
         recorder.decision(
             Decision(
@@ -143,7 +148,7 @@ def admit(
 
 
 def _check_choice(strategy: PrefillSelection, choice: PrefillChoice, view: ClusterView) -> None:
-    name = type(strategy).__name__
+    name = strategy_name(strategy)
     if not 0 <= choice.instance < len(view.names):
         raise ConfigError("sched.prefill", name, f"chose instance {choice.instance} of {len(view.names)}")
     if choice.source is not None and not 0 <= choice.source < len(view.names):
@@ -173,7 +178,7 @@ def _record_prefill(
             now_ns,
             request.request_id,
             "prefill",
-            type(strategies.prefill).__name__,
+            strategy_name(strategies.prefill),
             view.names[at],
             source="" if choice.source is None else view.names[choice.source],
             reused_tokens=choice.reused_tokens,
@@ -207,7 +212,7 @@ def locate(
             now_ns,
             request_id,
             "fetch",
-            type(fetch).__name__,
+            strategy_name(fetch),
             answer.node if isinstance(answer, Replica) else "recompute",
             expected_s=answer.transfer_s if isinstance(answer, Replica) else recompute_s,
             names=[replica.node for replica in replicas],

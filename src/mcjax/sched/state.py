@@ -227,7 +227,9 @@ class ClusterState:
 
     # Views
 
-    def view(self, now_ns: int, prompt_tokens: int, blocks: Sequence[BlockId]) -> ClusterView:
+    def view(
+        self, now_ns: int, prompt_tokens: int, blocks: Sequence[BlockId], expected_output_tokens: int = 0
+    ) -> ClusterView:
         rows, columns = self._prefill, self._loads
         queue_ns = columns[rows, 1] - (now_ns - self._tick_ns[rows])
         queue_s = (np.maximum(queue_ns, 0) + self._pending[rows, 0]) / 1e9
@@ -235,6 +237,7 @@ class ClusterState:
         return ClusterView(
             time_ns=now_ns,
             prompt_tokens=prompt_tokens,
+            expected_output_tokens=expected_output_tokens,
             block_tokens=self.block_tokens,
             names=self._prefill_names,
             nodes=self._prefill_node_names,

@@ -38,6 +38,8 @@ class ClusterView:
 
     time_ns: int
     prompt_tokens: int
+    expected_output_tokens: int
+    """The length predictor's guess; nobody here knows better."""
     block_tokens: int
     names: tuple[str, ...]
     nodes: tuple[str, ...]

@@ -52,3 +52,7 @@ class LengthPredictor(Protocol):
     name: str
 
     def predict(self, request: Request) -> int: ...
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        """A request has completed with so many tokens."""
+        ...

@@ -19,6 +19,9 @@ class MaxTokens:
     def predict(self, request: Request) -> int:
         return request.max_tokens
 
+    def observe(self, request: Request, output_tokens: int) -> None:
+        pass
+
 
 class Constant:
     """The same guess for every request, within its limit."""
@@ -32,6 +35,9 @@ class Constant:
 
     def predict(self, request: Request) -> int:
         return clip(self.tokens, request)
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        pass
 
 
 class RunningMean:
@@ -64,3 +70,6 @@ class Oracle:
 
     def predict(self, request: Request) -> int:
         return clip(self._scripts.script(request.request_id).output_tokens, request)
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        pass
