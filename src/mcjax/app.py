@@ -6,16 +6,15 @@ The only file that imports hydra and sees all worlds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import importlib
 import sys
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -27,10 +26,13 @@ from mcjax.backends.base import World, WorldInputs
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
-from mcjax.errors import ConfigError, McjaxError, VerificationError
+from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
-from mcjax.plugins import Plugins
-from mcjax.runner import Change, Performance, Rehearsal, Result
+from mcjax.mistakes import check_arguments, locate
+from mcjax.on_thread import on_thread
+from mcjax.options import check_numbers, check_together, suggest, told
+from mcjax.plugins import PLACES, Plugins, fit
+from mcjax.runner import Performance, Rehearsal, Result, read_changes
 from mcjax.sched.placement import Strategies
 from mcjax.streams import Stream, generator, seed_of
 from mcjax.track import console, environment
@@ -41,7 +43,7 @@ from mcjax.track.summary import summarise
 from mcjax.track.tracker import Settings as TrackSettings
 from mcjax.track.tracker import Tracker
 from mcjax.types import NS_PER_S, Role
-from mcjax.verify import SamePrompts, check_exercised, compare
+from mcjax.verify import SamePrompts, prove
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import ScriptBook
 
@@ -50,11 +52,14 @@ DEFAULT_BLOCK_TOKENS = 32
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The config that `mcjax *overrides` would run. Hydra's own errors, with its suggestions, pass through."""
-    state = GlobalHydra.instance()
-    if state.is_initialized():  # called from inside another Hydra application
-        return hydra_compose("config", list(overrides))
-    with initialize_config_module("mcjax.conf", version_base=None):
-        return hydra_compose("config", list(overrides))
+    with contextlib.ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():  # it is, inside another Hydra application
+            stack.enter_context(initialize_config_module("mcjax.conf", version_base=None))
+        try:
+            return hydra_compose("config", told(overrides))
+        except Exception as problem:
+            suggest(problem)
+            raise
 
 
 def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strategies: Any) -> Run:
@@ -63,26 +68,38 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
     Args:
         overrides: what the command line takes.
         progress: show live progress; by default where the output is a terminal.
-        strategies: objects or plain functions that take the place of what the config names: `prefill`, `decode`,
-            `fetch`, `admission`, `tenancy`, `batching`, `roles`, `eviction`, `watermark`, `workload`, `cost`, `slo`.
+        strategies: objects, classes or plain functions that take the place of what the config names: `prefill`,
+            `decode`, `fetch`, `admission`, `tenancy`, `batching`, `roles`, `eviction`, `watermark`, `workload`, `cost`,
+            `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets a copy of its own.
 
     Returns the run; after an interrupt, with what there was so far. Works inside a running event loop too.
+
+    Raises:
+        UserError: something to mend in the config, its files or the strategies; names it.
+        VerificationError: the run was to prove something and did not.
     """
     plugins = Plugins(strategies)
     config = compose(overrides)
     show = sys.stdout.isatty() if progress is None else progress
-    return _outside_loops(lambda: execute(config, plugins, ["mcjax", *overrides], show))
+    try:
+        return _outside_loops(lambda: execute(config, plugins, ["mcjax", *overrides], show))
+    except UserError as problem:
+        if config.debug:
+            raise
+        raise problem.with_traceback(None) from None  # what to mend is in the message, not in our internals
 
 
 def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
+    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    check_numbers(plain)
+    check_together(plain)
     if config.backend.name == "check":
         campaign = importlib.import_module("mcjax.campaign")
         return campaign.execute(
             config, lambda: strategies_of(config, plugins), policies_of(config, plugins), argv, show_progress
         )
-    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
-    track = TrackSettings(**instantiate(config.track))
+    track = _track_settings(config)
     workload = cast("Workload", plugins.get("workload") or workload_of(config))
     table = KeyTable()
     recorder = TableRecorder(table.key, track.level)
@@ -93,26 +110,38 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         config=plain,
         environment=environment.describe(argv=list(argv), seed=config.seed, inputs=workload.inputs()),
     )
-    tracker = Tracker(list(track.sinks), info)
-    progress = console.Progress(virtual=rehearsal.world.virtual) if show_progress else console.NullProgress()
+    total = int(getattr(workload, "total_requests", None) or 0)
+    virtual = rehearsal.world.virtual
+    progress = console.Progress(virtual=virtual, total_requests=total) if show_progress else console.NullProgress()
+    try:
+        tracker = Tracker(list(track.sinks), info)
+    except OSError as problem:
+        raise RunError(f"the run directory cannot be made: {problem}") from problem
+    performance = Performance(rehearsal, progress, tracker.log)
+    failure, ended_by, verified = "", None, None
+    began_s = time.monotonic()
+    wall_s = None
     try:
         with progress:
-            performance = Performance(rehearsal, progress, tracker.log)
-            try:
-                result = performance.run()
-            except BaseException as problem:
-                return _keep(config, tracker, recorder, rehearsal, performance.result, f"{type(problem).__name__}: {problem}", problem)
-            verified: dict[str, Any] = {}
-            failure, problem = ("interrupted", None) if result.interrupted else ("", None)
-            if _wants_verification(config) and not failure:
-                try:
-                    verified = _verify(config, result, recorder, progress)
-                except VerificationError as found:
-                    failure, problem = f"verification: {found}", found
-        return _keep(config, tracker, recorder, rehearsal, result, failure, problem, verified)
-    except OSError as problem:
-        tracker.abandon(str(problem))
-        raise
+            result = performance.run()
+            wall_s = time.monotonic() - began_s
+            if not result.interrupted and _wants_verification(config):
+                progress.stage("verifying against the colocated engine")
+                verified = _verify(config, result, recorder)
+                result.interrupted = verified is None
+            failure = "interrupted" if result.interrupted else ""
+    except KeyboardInterrupt:
+        failure = "interrupted"
+    except BaseException as problem:
+        kind = "verification" if isinstance(problem, VerificationError) else type(problem).__name__
+        failure, ended_by = f"{kind}: {problem}", problem
+    wall_s = time.monotonic() - began_s if wall_s is None else wall_s
+    kept = _keep(config, tracker, recorder, rehearsal, performance.result, wall_s, failure, verified)
+    if ended_by is not None:
+        if kept.directory is not None:
+            ended_by.add_note(f"what there was is kept in {kept.directory}")
+        raise ended_by
+    return kept
 
 
 def build(
@@ -125,17 +154,17 @@ def build(
     make_world: Callable[[WorldInputs], World] | None = None,
 ) -> Rehearsal:
     """Make everything that the config names. Raises `ConfigError` for what does not go together."""
-    instances = parse_cluster(OmegaConf.to_object(config.cluster) if OmegaConf.is_config(config.cluster) else config.cluster)
-    changes = [Change(**cast("dict[str, Any]", change)) for change in OmegaConf.to_container(config.cluster_changes) or []]
-    model, hardware = instantiate(config.model), instantiate(config.hardware)
-    cost = plugins.get("cost") or instantiate(config.cost)
+    instances = parse_cluster(_plain(config.cluster))
+    changes = read_changes(_plain(config.cluster_changes), instances)
+    model, hardware = made(config, "model"), made(config, "hardware")
+    cost = strategy_of("cost", config, plugins)
     if hasattr(cost, "check"):
         cost.check(hardware.name, model.name)
     scripts = ScriptBook()
     block_tokens = config.kvpool.block_tokens or workload.block_tokens or DEFAULT_BLOCK_TOKENS
     if workload.block_tokens and block_tokens != workload.block_tokens:
         problem = f"the workload's block ids stand for {workload.block_tokens} tokens"
-        raise ConfigError("kvpool.block_tokens", block_tokens, problem, [workload.block_tokens])
+        raise ConfigError("kvpool.block_tokens", block_tokens, problem, [workload.block_tokens, "null"])
     inputs = WorldInputs(
         model=model,
         hardware=hardware,
@@ -155,7 +184,7 @@ def build(
         instances=instances,
         strategies=strategies_of(config, plugins),
         policies=policies_of(config, plugins),
-        slo=plugins.get("slo") or instantiate(config.slo),
+        slo=strategy_of("slo", config, plugins),
         settings=_settings(config),
         salts=Salts.from_environment(),
         table=table,
@@ -167,42 +196,59 @@ def build(
     )
 
 
+def made(config: DictConfig, key: str, section: Any = None) -> Any:
+    """What the section at `key` names by its `_target_`. Raises `ConfigError` for a mistake in it.
+
+    What the user's own code raises passes through as it is.
+    """
+    section = OmegaConf.select(config, key) if section is None else section
+    if OmegaConf.is_missing(section, "_target_"):
+        raise ConfigError(f"{key}._target_", "", "must be given, such as my_policy.Mine")
+    target = locate(f"{key}._target_", section["_target_"])
+    values = cast("dict[str, Any]", OmegaConf.to_container(section, resolve=True, throw_on_missing=True))
+    arguments = {name: value for name, value in values.items() if not name.startswith("_")}
+    check_arguments(key, target, arguments, partial=values.get("_partial_", False))
+    try:
+        return instantiate(section)
+    except InstantiationException as problem:
+        cause = problem.__cause__ or problem
+        if isinstance(cause, McjaxError) or not section["_target_"].startswith("mcjax."):
+            raise cause from None
+        raise ConfigError(key, arguments, f"cannot be made: {cause}") from problem
+
+
+def strategy_of(place: str, config: DictConfig, plugins: Plugins) -> Any:
+    """What the caller gave for a place, else what the config names for it."""
+    key = PLACES[place][0]
+    return plugins.get(place) or fit(place, made(config, key), key)
+
+
 def strategies_of(config: DictConfig, plugins: Plugins) -> Strategies:
     """The conductor's decisions, made afresh."""
-    sched = config.sched
-    return Strategies(
-        prefill=plugins.get("prefill") or instantiate(sched.prefill),
-        decode=plugins.get("decode") or instantiate(sched.decode),
-        fetch=plugins.get("fetch") or instantiate(sched.fetch),
-        admission=plugins.get("admission") or instantiate(sched.admission),
-        roles=plugins.get("roles") or instantiate(sched.roles),
-    )
+    places = ("prefill", "decode", "fetch", "admission", "roles")
+    return Strategies(**{place: strategy_of(place, config, plugins) for place in places})
 
 
 def policies_of(config: DictConfig, plugins: Plugins) -> Policies:
     """Makers of what every instance or node has one of its own of."""
 
-    def maker(name: str, section: DictConfig) -> Callable[[], Any]:
-        given = plugins.get(name)
-        if given is not None:
-            return lambda: copy.deepcopy(given)
-        instantiate(section)  # so that mistakes show now
-        return lambda: instantiate(section)
+    def maker(place: str) -> Callable[[], Any]:
+        first = strategy_of(place, config, plugins)  # so that mistakes show now
+        return lambda: copy.deepcopy(first)
 
-    return Policies(
-        eviction=maker("eviction", config.kvpool.eviction),
-        watermark=maker("watermark", config.kvpool.watermark),
-        batching=maker("batching", config.sched.batching),
-        tenancy=maker("tenancy", config.sched.tenancy),
-    )
+    return Policies(**{place: maker(place) for place in ("eviction", "watermark", "batching", "tenancy")})
+
+
+def workload_of(config: DictConfig) -> Any:
+    """The workload that the config names, on the `workload` stream of the run's seed."""
+    section = copy.deepcopy(config.workload)
+    if "seed" in section:
+        section.seed = seed_of(config.seed, Stream.WORKLOAD)
+    return fit("workload", made(config, "workload", section), "workload")
 
 
 def _settings(config: DictConfig) -> Settings:
     engine = config.engine
-    if engine.max_steps is not None and engine.max_steps < 1:
-        raise ConfigError("engine.max_steps", engine.max_steps, "must be at least 1, or null")
-    if config.sched.report_period_s <= 0:
-        raise ConfigError("sched.report_period_s", config.sched.report_period_s, "must be more than 0 seconds")
     return Settings(
         report_period_s=config.sched.report_period_s,
         view_delay_s=config.sched.view_delay_s,
@@ -214,11 +260,11 @@ def _settings(config: DictConfig) -> Settings:
     )
 
 
-def workload_of(config: DictConfig) -> Any:
-    section = copy.deepcopy(config.workload)
-    if "seed" in section:
-        section.seed = seed_of(config.seed, Stream.WORKLOAD)
-    return instantiate(section)
+def _track_settings(config: DictConfig) -> TrackSettings:
+    values = {name: value for name, value in config.track.items() if name != "sinks"}
+    check_arguments("track", TrackSettings, cast("dict[str, Any]", values))
+    sinks = [made(config, f"track.sinks[{index}]") for index in range(len(config.track.sinks))]
+    return TrackSettings(**cast("dict[str, Any]", values), sinks=sinks)
 
 
 def _world_maker(config: DictConfig) -> Callable[[WorldInputs], World]:
@@ -226,30 +272,27 @@ def _world_maker(config: DictConfig) -> Callable[[WorldInputs], World]:
     with open_dict(options):
         for key in ("name", "verify"):
             options.pop(key, None)
-    return instantiate(options)
+    return made(config, "backend", options)
 
 
 def _wants_verification(config: DictConfig) -> bool:
     return bool(config.backend.get("verify", False) if config.verify is None else config.verify)
 
 
-def _verify(config: DictConfig, result: Result, recorder: TableRecorder, progress: console.ProgressDisplay) -> dict[str, Any]:
+def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict[str, Any] | None:
     """Serve the same prompts on one colocated instance and compare. Raises `VerificationError`."""
     colocated = copy.deepcopy(config)
     colocated.cluster, colocated.cluster_changes = "1m", []
-    if not config.backend.name == "jax":
-        raise ConfigError("verify", True, "only the real engine can be compared with a colocated one", ["backend=jax"])
-    table, quiet = KeyTable(), TrackSettings(level="lean")
-    again = TableRecorder(table.key, "lean")
-    rehearsal = build(colocated, Plugins({}), SamePrompts(result.rows), table, again, quiet)
-    progress.stage("verifying against the colocated engine")
-    other = Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None).run()
-    if other.interrupted:
-        raise VerificationError("interrupted")
-    verified = compare(result, other)
-    roles = {spec.role for spec in parse_cluster(_plain(config.cluster))}
-    check_exercised(result, recorder.tables()["events"], disaggregated=Role.PREFILL in roles)
-    return asdict(verified)
+
+    def play(prompts: SamePrompts) -> Result:
+        table = KeyTable()
+        again = TableRecorder(table.key, "lean")
+        rehearsal = build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
+        return Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None).run()
+
+    disaggregated = any(spec.role is Role.PREFILL for spec in parse_cluster(_plain(config.cluster)))
+    verified = prove(result, recorder.tables()["events"], disaggregated, play)
+    return None if verified is None else asdict(verified)
 
 
 def _plain(value: Any) -> Any:
@@ -262,29 +305,32 @@ def _keep(
     recorder: TableRecorder,
     rehearsal: Rehearsal,
     result: Result,
+    wall_s: float,
     failure: str,
-    problem: BaseException | None,
-    verified: Mapping[str, Any] | None = None,
+    verified: Mapping[str, Any] | None,
 ) -> Run:
-    """Write what there is, then raise `problem` if the run ended by one."""
-    tables = recorder.tables()
-    summary = summarise(
-        tables,
-        backend=config.backend.name,
-        seed=config.seed,
-        wall_s=result.wall_s,
-        duration_ns=result.duration_ns,
-        warmup_ns=round(config.track.warmup_s * NS_PER_S),
-        block_tokens=rehearsal.world.kv_format().block_tokens,
-        bytes_by_transport=result.bytes_by_transport,
-    )
-    if verified:
-        summary["verified"] = dict(verified)
-    kept = tracker.finish(tables, summary, failure)
-    if problem is not None:
-        problem.add_note(f"what there was is kept in {tracker.directory}") if tracker.directory else None
-        raise problem
-    return kept
+    """Write what there is. Raises `RunError` when it cannot be written."""
+    try:
+        tables = recorder.tables()
+        summary = summarise(
+            tables,
+            backend=config.backend.name,
+            seed=config.seed,
+            wall_s=wall_s,
+            duration_ns=result.duration_ns,
+            warmup_ns=round(config.track.warmup_s * NS_PER_S),
+            block_tokens=rehearsal.world.kv_format().block_tokens,
+            bytes_by_transport=result.bytes_by_transport,
+        )
+        if verified:
+            summary["verified"] = dict(verified)
+        return tracker.finish(tables, summary, failure)
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
+            tracker.abandon(f"its tables could not be written: {type(problem).__name__}: {problem}")
+        if isinstance(problem, OSError):
+            raise RunError(f"{tracker.directory}: the run could not be kept: {problem}") from problem
+        raise
 
 
 def _outside_loops(work: Callable[[], Run]) -> Run:
@@ -293,72 +339,4 @@ def _outside_loops(work: Callable[[], Run]) -> Run:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    outcome: dict[str, Any] = {}
-
-    def body() -> None:
-        try:
-            outcome["run"] = work()
-        except BaseException as problem:
-            outcome["problem"] = problem
-
-    thread = threading.Thread(target=body, name="mcjax.run")
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(0.2)
-        except KeyboardInterrupt:
-            _interrupt(thread)
-    if "problem" in outcome:
-        raise outcome["problem"]
-    return outcome["run"]
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    """Raise `KeyboardInterrupt` in another thread: the run then ends as it would on the command line."""
-    import ctypes
-
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
-
-
-def command(config: DictConfig, argv: Sequence[str]) -> None:
-    """One run from the command line: progress, the summary, the run directory."""
-    kept = execute(config, Plugins({}), argv)
-    console.print_summary(kept.summary, kept.directory)
-    if kept.state != "done":
-        print(f"mcjax: {kept.reason}; the tables hold what there was", file=sys.stderr)
-        raise SystemExit(130)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Hydra's command line: one run, or a sweep with `-m`. Returns the exit status."""
-    from hydra import main as hydra_main
-
-    sys.path.insert(0, str(Path.cwd()))  # a user's strategies lie beside what they run
-    sys.argv = ["mcjax", *argv]
-    failures: list[str] = []
-    sweep = "-m" in argv or "--multirun" in argv
-
-    @hydra_main(version_base=None, config_path="pkg://mcjax.conf", config_name="config")
-    def task(config: DictConfig) -> None:
-        try:
-            command(config, sys.argv)
-        except (McjaxError, InstantiationException) as problem:
-            if config.debug:
-                raise
-            print(f"mcjax: {readable(problem)}", file=sys.stderr)
-            failures.append(str(problem))
-            if not sweep:
-                raise SystemExit(1) from None
-
-    task()
-    if failures:
-        print(f"mcjax: {len(failures)} of the sweep's points failed, see above", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def readable(problem: BaseException) -> str:
-    """The message a user can act on: of our own error, where Hydra wrapped one."""
-    cause = problem.__cause__ or problem.__context__
-    message = str(cause) if isinstance(problem, InstantiationException) and isinstance(cause, McjaxError) else str(problem)
-    notes = getattr(problem, "__notes__", [])
-    return "\n".join([message, *notes])
+    return on_thread(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,18 +25,21 @@ Traffic    workload=chat|synthetic|mooncake (workload.path=FILE)    slo=relative
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
            model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline
 Tracking   track=files|wandb|none
+Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections (workload.path=FILE)
 
   mcjax backend=sim workload=mooncake workload.path=FILE cluster=8p8d hardware=a800x8 model=llama3-70b
   mcjax backend=check faults=random seed=1
   mcjax backend=sim sched/prefill=custom sched.prefill._target_=my_policy.Mine   (my_policy.py lies here)
 
---info and --hydra-help are Hydra's own.
+Exit status: 0 done, 1 the run failed, 2 it cannot be run as asked, 130 interrupted (what there was is kept).
+debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra's own.
 """
 
 
 def _replay(arguments: Sequence[str]) -> int:
     from mcjax.replay import command
 
+    sys.path.insert(0, os.getcwd())  # the run may have used a strategy that lies here
     return command(arguments)
 
 
@@ -58,9 +62,13 @@ def main() -> None:
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and arguments[0][:1] not in "+~":
         print(f"mcjax: no command {arguments[0]!r}; there is {', '.join(COMMANDS)}. See mcjax --help", file=sys.stderr)
         raise SystemExit(2)
-    from mcjax.app import main as run
+    try:
+        from mcjax.command import main as run
 
-    raise SystemExit(run(arguments))
+        status = run(arguments)
+    except KeyboardInterrupt:  # while still importing
+        status = 130
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from mcjax.cost.base import CostModel
+from mcjax.cost.slo import SLOPolicy
 from mcjax.errors import ConfigError
+from mcjax.kvpool.base import Eviction, Watermark
+from mcjax.mistakes import close_to
+from mcjax.sched.base import Admission, Batching, DecodeSelection, Fetch, PrefillSelection, Roles, Tenancy
+from mcjax.workload.base import Workload
 
-METHODS = {
-    "prefill": "choose",
-    "decode": "choose",
-    "fetch": "source",
-    "admission": "admit",
-    "tenancy": "next",
-    "batching": "choose",
-    "roles": "assign",
-    "eviction": "victims",
-    "watermark": "levels",
-    "workload": "sessions",
-    "cost": "prefill_ns",
-    "slo": "bounds",
+PLACES: Mapping[str, tuple[str, type]] = {
+    "prefill": ("sched.prefill", PrefillSelection),
+    "decode": ("sched.decode", DecodeSelection),
+    "fetch": ("sched.fetch", Fetch),
+    "admission": ("sched.admission", Admission),
+    "tenancy": ("sched.tenancy", Tenancy),
+    "batching": ("sched.batching", Batching),
+    "roles": ("sched.roles", Roles),
+    "eviction": ("kvpool.eviction", Eviction),
+    "watermark": ("kvpool.watermark", Watermark),
+    "workload": ("workload", Workload),
+    "cost": ("cost", CostModel),
+    "slo": ("slo", SLOPolicy),
 }
-"""Places that can be filled, and the method that shows an object fits."""
-
-AS_FUNCTIONS = ("prefill", "decode", "fetch", "admission", "batching", "roles", "watermark", "slo")
-"""Places whose strategy is one method, so that a plain function will do."""
+"""What can be put where: its key in the config, and its protocol. One of a single method may be a function."""
 
 
-class Function:
-    """A plain function in the place of a strategy; decisions record the function's name."""
+def methods(protocol: type) -> list[str]:
+    """The methods that a protocol asks for."""
+    return [name for name, value in vars(protocol).items() if inspect.isfunction(value) and not name.startswith("_")]
 
-    def __init__(self, method: str, function: Any):
-        setattr(self, method, function)
-        self.__class__ = type(getattr(function, "__name__", "function"), (Function,), {"__init__": Function.__init__})
+
+def as_strategy(method: str, function: Any) -> Any:
+    """An object with `function` as its one method, of a class that bears the function's name: decisions record it."""
+    return type(getattr(function, "__name__", "function"), (), {method: staticmethod(function)})()
+
+
+def fit(place: str, strategy: Any, key: str = "") -> Any:
+    """A strategy for `place`: an object as it is, a class called, a function wrapped.
+
+    Raises `ConfigError` naming `key` (`place`, if there is none) for what does not fit.
+    """
+    key, protocol = key or place, PLACES[place][1]
+    needed = methods(protocol)
+    if isinstance(strategy, type):
+        try:
+            strategy = strategy()
+        except TypeError as problem:
+            raise ConfigError(key, strategy.__name__, f"cannot be made without arguments ({problem})") from problem
+    name = getattr(strategy, "__name__", type(strategy).__name__)
+    if len(needed) == 1 and inspect.isroutine(strategy):
+        strategy = as_strategy(needed[0], strategy)
+    lacking = [method for method in needed if not callable(getattr(strategy, method, None))]
+    if lacking:
+        raise ConfigError(
+            key, name, f"lacks the method {', '.join(lacking)}; a {protocol.__name__} has {', '.join(needed)}"
+        )
+    for method in needed:
+        _check_parameters(key, name, getattr(strategy, method), getattr(protocol, method))
+    return strategy
+
+
+def _check_parameters(key: str, name: str, method: Any, model: Any) -> None:
+    asked = [word for word in inspect.signature(model).parameters if word != "self"]
+    try:
+        inspect.signature(method).bind(*asked)
+    except ValueError:  # written in C
+        return
+    except TypeError as problem:
+        raise ConfigError(key, name, f"must take {model.__name__}({', '.join(asked)}): {problem}") from problem
 
 
 class Plugins:
@@ -42,21 +82,9 @@ class Plugins:
     def __init__(self, given: Mapping[str, Any]):
         self._given: dict[str, Any] = {}
         for place, strategy in given.items():
-            if place not in METHODS:
-                close = difflib.get_close_matches(place, METHODS, 1)
-                hint = f"no such strategy{f', did you mean {close[0]}' if close else ''}"
-                raise ConfigError(place, strategy, hint, METHODS)
-            self._given[place] = self._fit(place, strategy)
-
-    @staticmethod
-    def _fit(place: str, strategy: Any) -> Any:
-        if isinstance(strategy, type):
-            strategy = strategy()
-        if hasattr(strategy, METHODS[place]):
-            return strategy
-        if callable(strategy) and place in AS_FUNCTIONS:
-            return Function(METHODS[place], strategy)
-        raise ConfigError(place, strategy, f"has no method {METHODS[place]!r}")
+            if place not in PLACES:
+                raise ConfigError(place, type(strategy).__name__, f"no such strategy{close_to(place, PLACES)}", PLACES)
+            self._given[place] = fit(place, strategy)
 
     def get(self, place: str) -> Any:
         return self._given.get(place)

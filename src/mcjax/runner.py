@@ -1,11 +1,10 @@
-"""One run from end to end: a world is prepared, a workload played through a service, everything recorded and summarised."""
+"""One run from end to end: a world is prepared, and a workload played through a service."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,14 +30,55 @@ class Change:
     """An instance joins (with this role) or is drained (by this name) in mid-run."""
 
     at_s: float
-    join: str | None = None
+    join: Role | None = None
     drain: str | None = None
 
-    def __post_init__(self) -> None:
-        if (self.join is None) == (self.drain is None):
-            raise ConfigError("cluster_changes", self, "needs exactly one of join and drain")
-        if self.join is not None and self.join not in list(Role):
-            raise ConfigError("cluster_changes.join", self.join, "is no role", list(Role))
+
+def read_changes(entries: object, instances: Sequence[InstanceSpec]) -> list[Change]:
+    """`cluster_changes` of a config, in order of time. Raises `ConfigError` for what cannot happen."""
+    key, form = "cluster_changes", "write it like [{at_s: 2, join: decode}, {at_s: 5, drain: d0}]"
+    if not isinstance(entries, list):
+        raise ConfigError(key, entries, f"must be a list; {form}")
+    changes = [_change(entry, form) for entry in cast("list[object]", entries)]
+    changes.sort(key=lambda change: change.at_s)
+    there = [spec.name for spec in instances]
+    for change, name in zip(changes, joined_names(changes), strict=True):
+        if change.join is not None:
+            there.append(name)
+        elif change.drain in there:
+            there.remove(change.drain)
+        else:
+            raise ConfigError(f"{key}.drain", change.drain, f"no such instance at {change.at_s:g} s", there)
+    return changes
+
+
+def _change(entry: object, form: str) -> Change:
+    key = "cluster_changes"
+    if not isinstance(entry, dict):
+        raise ConfigError(key, entry, f"must be a mapping; {form}")
+    values = entry = cast("dict[str, Any]", entry)
+    for name in values:
+        if name not in ("at_s", "join", "drain"):
+            raise ConfigError(f"{key}.{name}", values[name], "is no part of a change", ["at_s", "join", "drain"])
+    at_s, join, drain = (values.get(name) for name in ("at_s", "join", "drain"))
+    if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0 <= at_s < float("inf"):
+        raise ConfigError(f"{key}.at_s", at_s, "must be 0 or more seconds")
+    if (join is None) == (drain is None):
+        raise ConfigError(key, entry, f"needs exactly one of join and drain; {form}")
+    if join is not None and join not in list(Role):
+        raise ConfigError(f"{key}.join", join, "is no role", list(Role))
+    return Change(at_s, None if join is None else Role(join), drain)
+
+
+def joined_names(changes: Sequence[Change]) -> list[str]:
+    """What the instance that joins with each change is called: `d+1`, `d+2` ...; empty for changes that drain."""
+    count: dict[Role, int] = {}
+    names: list[str] = []
+    for change in changes:
+        if change.join is not None:
+            count[change.join] = count.get(change.join, 0) + 1
+        names.append("" if change.join is None else f"{change.join[0]}+{count[change.join]}")
+    return names
 
 
 @dataclass(slots=True)
@@ -68,7 +108,6 @@ class Result:
 
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
     duration_ns: int = 0
-    wall_s: float = 0.0
     bytes_by_transport: dict[str, int] = field(default_factory=dict[str, int])
     checksums: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     interrupted: bool = False
@@ -78,7 +117,9 @@ class Result:
 class Performance:
     """Plays a rehearsed run once."""
 
-    def __init__(self, rehearsal: Rehearsal, progress: ProgressDisplay, on_figures: Callable[[int, Mapping[str, float]], None]):
+    def __init__(
+        self, rehearsal: Rehearsal, progress: ProgressDisplay, on_figures: Callable[[int, Mapping[str, float]], None]
+    ):
         self._r = rehearsal
         self._progress = progress
         self._on_figures = on_figures
@@ -87,13 +128,11 @@ class Performance:
 
     def run(self) -> Result:
         """Play to the end. On an interrupt the result is what there was; other errors are raised."""
-        began_s = time.monotonic()
         try:
             self._r.world.run(self._main)
         except KeyboardInterrupt:
             self.result.interrupted = True
         finally:
-            self.result.wall_s = time.monotonic() - began_s
             for transport in self._r.world.transports():
                 self.result.bytes_by_transport[transport.name] = transport.stats().bytes_moved
         return self.result
@@ -170,16 +209,11 @@ class Performance:
         self._on_figures(now_ns, live)
 
     async def _change(self, service: Service) -> None:
-        joined: dict[Role, int] = {}
-        for change in sorted(self._r.changes, key=lambda change: change.at_s):
+        for change, name in zip(self._r.changes, joined_names(self._r.changes), strict=True):
             await aio.sleep_until_ns(round(change.at_s * NS_PER_S))
             if change.join is not None:
-                role = Role(change.join)
-                joined[role] = joined.get(role, 0) + 1
-                service.cluster.join(InstanceSpec(f"{change.join[0]}+{joined[role]}", role))
-            elif change.drain not in service.cluster.instances:
-                raise ConfigError("cluster_changes.drain", change.drain, "no such instance", service.cluster.instances)
-            else:
+                service.cluster.join(InstanceSpec(name, change.join))
+            elif change.drain in service.cluster.instances:  # it may have died meanwhile
                 await service.cluster.drain(change.drain)
 
     def _keep_checksums(self, service: Service) -> None:
@@ -187,5 +221,3 @@ class Performance:
         for node in service.cluster.nodes.values():
             for block, checksum in node.pool.contents().items():
                 self.result.checksums[table.key(block)] = checksum
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mcjax.errors import VerificationError
@@ -52,6 +52,21 @@ class Verified:
     kv_blocks: int
 
 
+def prove(
+    run: Result, events: Table, disaggregated: bool, play_colocated: Callable[[SamePrompts], Result]
+) -> Verified | None:
+    """Serve the same prompts on one colocated instance (`play_colocated`) and compare; None if that was interrupted.
+
+    Raises `VerificationError` for a difference, and for a run that did not use what it is meant to show.
+    """
+    colocated = play_colocated(SamePrompts(run.rows))
+    if colocated.interrupted:
+        return None
+    verified = compare(run, colocated)
+    check_exercised(run, events, disaggregated)
+    return verified
+
+
 def compare(run: Result, colocated: Result) -> Verified:
     """Raises `VerificationError` at the first token or block that differs, and if there was nothing to compare."""
     expected = {row.request.request_id: row for row in colocated.rows}
@@ -62,7 +77,9 @@ def compare(run: Result, colocated: Result) -> Verified:
         other = expected[row.request.request_id]
         if row.output != other.output:
             ours, theirs = row.output or [], other.output or []
-            where = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs))
+            where = next(
+                (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs)
+            )
             raise VerificationError(
                 f"request {row.request.request_id} differs from the colocated engine at output token {where}: "
                 f"{ours[where : where + 3]} instead of {theirs[where : where + 3]}"
@@ -78,7 +95,7 @@ def compare(run: Result, colocated: Result) -> Verified:
 
 
 def check_exercised(run: Result, events: Table, disaggregated: bool) -> None:
-    """Raises `VerificationError` unless the run really used what it is meant to show: hits, chunks, batches, transfers."""
+    """Raises `VerificationError` unless the run used what it is meant to show: hits, chunks, batches, transfers."""
     kinds, owners, batches = (events.column(name).to_pylist() for name in ("kind", "request_id", "blocks"))
     chunks: dict[int, int] = {}
     batch = 0

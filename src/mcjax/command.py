@@ -1,0 +1,99 @@
+"""Hydra's command line: one run, or a sweep with `-m`; every mistake in words, and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hydra import main as hydra_main
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from mcjax.app import execute
+from mcjax.errors import McjaxError, UserError
+from mcjax.mistakes import own_traceback
+from mcjax.options import suggest, told
+from mcjax.plugins import Plugins
+from mcjax.track import console
+
+DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses: the run is done; it, or a point of the sweep, failed; what was asked cannot be run; Ctrl-C."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what the arguments say. Returns the exit status."""
+    sys.path.insert(0, os.getcwd())  # a user's strategies lie beside what they run
+    sys.argv = ["mcjax", *told(argv)]
+    debug = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and they are worded here
+    statuses: list[int] = []
+    failed: list[str] = []
+
+    @hydra_main(version_base=None, config_path="pkg://mcjax.conf", config_name="config")
+    def task(config: DictConfig) -> None:
+        hydra = HydraConfig.get()
+        sweep = hydra.mode == RunMode.MULTIRUN
+        point = " ".join(hydra.overrides.task)
+        if sweep:
+            print(f"mcjax: point {len(statuses) + 1}: {point}")
+        statuses.append(one_run(config, ["mcjax", *argv]))
+        if statuses[-1] == INTERRUPTED:
+            raise SystemExit(INTERRUPTED)  # the sweep ends too
+        if sweep and statuses[-1] != DONE:
+            failed.append(point)
+
+    try:
+        task()
+    except KeyboardInterrupt:
+        print("mcjax: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (HydraException, OmegaConfBaseException) as problem:
+        if debug:
+            raise
+        suggest(problem)
+        print(f"mcjax: {explain(problem)}", file=sys.stderr)
+        return MISTAKE
+    if failed:
+        print(
+            f"mcjax: {len(failed)} of the sweep's {len(statuses)} points failed:", *failed, sep="\n  ", file=sys.stderr
+        )
+        return FAILED
+    return statuses[0] if len(statuses) == 1 else DONE
+
+
+def one_run(config: DictConfig, argv: Sequence[str]) -> int:
+    """Progress, the summary, the run directory; or what went wrong. Returns the exit status."""
+    try:
+        kept = execute(config, Plugins({}), argv)
+    except KeyboardInterrupt:
+        print("mcjax: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as problem:
+        if config.debug:
+            traceback.print_exc()
+        else:
+            print(f"mcjax: {explain(problem)}", file=sys.stderr)
+        return MISTAKE if isinstance(problem, UserError | OmegaConfBaseException) else FAILED
+    console.print_summary(kept.summary, kept.directory)
+    if kept.state != "done":
+        print(f"mcjax: {kept.reason}; the tables hold what there was", file=sys.stderr)
+        return INTERRUPTED
+    return DONE
+
+
+def explain(problem: BaseException) -> str:
+    """What to mend, as text. A traceback only for the user's own code, from its first line on, and for bugs of ours."""
+    notes = "".join(f"\n{note}" for note in getattr(problem, "__notes__", []))
+    if isinstance(problem, McjaxError):
+        return f"{problem}{notes}"
+    if isinstance(problem, HydraException | OmegaConfBaseException):
+        return str(problem).split("\nConfig search path:")[0].rstrip() + notes
+    own = own_traceback(problem)
+    if own:
+        return f"an error in your own code (debug=true shows how it was called):\n{own}"
+    return "an error inside mcjax, please report it:\n" + "".join(traceback.format_exception(problem)).rstrip()

@@ -1,0 +1,35 @@
+"""One small run of the real engine from Python, inside a running loop, as in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conftest_app import Answer
+
+Command = Callable[..., Answer]
+
+CODE = """
+import asyncio, mcjax
+from mcjax.sched.base import PrefillChoice
+
+def pick(request, view, rng):
+    return PrefillChoice(0)
+
+async def main():
+    return mcjax.run(["workload.sessions=2", "workload.rate_per_s=50", "track.sinks.0.overview=false"], prefill=pick)
+
+run = asyncio.run(main())
+assert run.state == "done", run
+assert run.summary["verified"]["requests"] == run.summary["requests"]["completed"] == 8
+assert run.summary["verified"]["kv_blocks"] > 0
+assert run.summary["slo_attainment"] is not None
+assert run.outcomes.num_rows > 0
+assert mcjax.load(run.directory).summary == run.summary
+print(run)
+"""
+
+
+def test_real_engine_in_a_running_loop(fresh: Command) -> None:
+    answer = fresh(code=CODE)
+    assert answer.status == 0, answer.err
+    assert "8 of 8 requests completed" in answer.out
