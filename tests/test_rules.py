@@ -22,7 +22,7 @@ from rules_texts import private_words, published_files, text_of
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "mcjax"
 
-MECHANISMS = ("backends/", "track/", "models/", "kernels/", "transfer/transports/", "aio.py", "app.py", "cli.py")
+MECHANISMS = ("backends/", "track/", "models/", "kernels/", "transfer/transports/", "aio.py", "app/", "cli.py")
 VIRTUAL_WORLDS = ("backends/sim/", "backends/check/", "backends/replay/", "backends/virtual.py")
 DECISION_PACKAGES = (
     *(f"sched/{group}/" for group in "prefill decode fetch admission tenancy batching roles".split()),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcjax.app import run as run
+    from mcjax.app.replay import replay as replay
+    from mcjax.app.run import run as run
     from mcjax.track.run import Run as Run
     from mcjax.track.run import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load", "run"]
+__all__ = ["Run", "__version__", "load", "replay", "run"]
 
-_HOMES = {"run": "mcjax.app", "load": "mcjax.track.run", "Run": "mcjax.track.run"}
+_HOMES = {"run": "mcjax.app.run", "replay": "mcjax.app.replay", "load": "mcjax.track.run", "Run": "mcjax.track.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 
 
 def _replay(arguments: Sequence[str]) -> int:
-    from mcjax.replay import command
+    from mcjax.app.replay import command
 
     sys.path.insert(0, os.getcwd())  # the run may have used a strategy that lies here
     return command(arguments)
@@ -63,7 +63,7 @@ def main() -> None:
         print(f"mcjax: no command {arguments[0]!r}; there is {', '.join(COMMANDS)}. See mcjax --help", file=sys.stderr)
         raise SystemExit(2)
     try:
-        from mcjax.command import main as run
+        from mcjax.app.command import main as run
 
         status = run(arguments)
     except KeyboardInterrupt:  # while still importing

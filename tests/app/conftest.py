@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest_app import POLICY, ROOT, Answer
 
-from mcjax import command
+from mcjax.app import command
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from conftest_app import BARE, SIM, SMALL, Answer, runs
 
 import mcjax as package
-from mcjax.streams import Stream, generator, seed_of
+from mcjax.app.streams import Stream, generator, seed_of
 
 Command = Callable[..., Answer]
 ARRIVALS = ["request_id", "session", "turn", "tenant", "prompt_tokens", "max_tokens", "priority"]
@@ -95,7 +95,7 @@ def test_sweep_keeps_a_run_a_point(mcjax: Command, place: Path) -> None:
 def test_simulation_imports_no_jax(fresh: Command) -> None:
     code = """
 import sys
-from mcjax.command import main
+from mcjax.app.command import main
 assert main(sys.argv[1:]) == 0
 heavy = [name for name in ("jax", "jaxlib", "flax", "wandb", "torch", "orbax") if name in sys.modules]
 assert not heavy, heavy
@@ -150,7 +150,7 @@ def test_progress_knows_the_total(place: Path, monkeypatch: pytest.MonkeyPatch) 
         totals.append(options["total_requests"])
         return real(**options)
 
-    from mcjax.app import compose, workload_of
+    from mcjax.app.run import compose, workload_of
 
     workload = workload_of(compose(SMALL))
     workload.total_requests = 17

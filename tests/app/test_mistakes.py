@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from conftest_app import SMALL, Answer, runs
 
+from mcjax.app.mistakes import check_arguments, described, fits, locate, own_traceback
 from mcjax.errors import ConfigError
-from mcjax.mistakes import check_arguments, described, fits, locate, own_traceback
 
 Command = Callable[..., Answer]
 

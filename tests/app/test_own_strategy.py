@@ -12,8 +12,8 @@ import pytest
 from conftest_app import BARE, SMALL, Answer, runs
 
 import mcjax as package
+from mcjax.app.plugins import PLACES, Plugins, as_strategy, methods
 from mcjax.errors import ConfigError, UserError
-from mcjax.plugins import PLACES, Plugins, as_strategy, methods
 from mcjax.sched.base import PrefillChoice
 from mcjax.sched.view import ClusterView
 from mcjax.types import Request
@@ -65,7 +65,7 @@ def test_inside_a_running_loop(place: Path) -> None:
 
 
 def test_every_node_has_its_own_copy() -> None:
-    from mcjax.app import compose, policies_of
+    from mcjax.app.run import compose, policies_of
     from mcjax.kvpool.eviction.lru import LRU
 
     given = LRU()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import mcjax
+from mcjax.app import verify
+from mcjax.app.runner import Result
 from mcjax.errors import VerificationError
 from mcjax.sched.base import PrefillChoice
 from mcjax.sched.view import ClusterView
@@ -75,16 +77,15 @@ def check(done: mcjax.Run, requests: int) -> None:
 
 
 def test_a_wrong_token_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mcjax.app
+    compare = verify.compare
 
-    compare = mcjax.verify.compare
-
-    def tampered(ours, theirs):  # noqa: ANN001, ANN202
-        ours.rows[3].output[10] ^= 1
+    def tampered(ours: Result, theirs: Result) -> verify.Verified:
+        output = ours.rows[3].output
+        assert output is not None
+        output[10] ^= 1
         return compare(ours, theirs)
 
-    monkeypatch.setattr(mcjax.app, "compare", tampered, raising=False)
-    monkeypatch.setattr(mcjax.verify, "compare", tampered)
+    monkeypatch.setattr(verify, "compare", tampered)
     with pytest.raises(VerificationError, match="output token 10"):
         run(tmp_path, "workload.sessions=2", "workload.turns=2")
     (directory,) = tmp_path.iterdir()

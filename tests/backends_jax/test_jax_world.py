@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -9,6 +10,7 @@ from mcjax.backends.jax.calibrate import fit
 from mcjax.backends.jax.programs import Geometry
 from mcjax.backends.jax.world import JaxWorld
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.padded import Padded
 from mcjax.engine.base import Kind, StepItem, StepPlan
 from mcjax.errors import ConfigError
 from mcjax.transfer.base import Copy
@@ -81,8 +83,16 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
     assert cost.prefill_ns(0, 64) > 0 and cost.step_ns(2, 50, 1)[0] > 0
     [calibration] = [row for row in recorder.rows if row[1] == "calibration"]
     assert calibration[:3] == (0, "calibration", 0)
-    assert sorted(calibration[3]) == ["alpha_s", "base_ns", "beta_s", "per_sequence_ns", "per_token_ps"]
-    assert {row[1] for row in recorder.rows} == {"calibration", "p0", "d0", "device"}
+    assert sorted(calibration[3]) == [
+        "chunk_base_ns",
+        "chunk_ps_per_context_token",
+        "chunk_tokens",
+        "decode_base_ns",
+        "decode_ns_per_sequence",
+        "decode_ps_per_context_token",
+        "name",
+    ]
+    assert {row[1] for row in recorder.rows} == {"calibration", "link", "world", "p0", "d0", "device"}
     shares = [share for _, share in reports]
     assert shares == sorted(shares) and shares[-1] == 1.0
 
@@ -122,30 +132,20 @@ def test_settings_that_cannot_work(key, value, problem):
 
 def test_fit_recovers_the_constants_it_was_made_from():
     geometry = Geometry(pages=64, page_tokens=16, max_batch=8, chunk_tokens=128, max_context_tokens=1024)
-    alpha, beta, base, sequence, token = 3000.0, 2.0, 500_000.0, 7000.0, 40.0  # ns
-
-    def prompt(n):
-        return alpha * n + beta * n * n
-
-    def step(batch, context):
-        return base + sequence * batch + token * context
-
-    found = fit(
-        geometry,
-        (prompt(128), prompt(1024) - prompt(896)),
-        (step(1, 0), step(8, 0)),
-        step(8, 8 * 1023),
-    )
-    assert found.alpha_s == pytest.approx(alpha * 1e-9)
-    assert found.beta_s == pytest.approx(beta * 1e-9)
-    assert found.per_token_ps == pytest.approx(token * 1000)
-    assert found.per_sequence_ns == pytest.approx(sequence, abs=1)
-    assert found.base_ns == pytest.approx(base, abs=1)
+    truth = Padded("truth", 128, 3_000_000, 7_000, 500_000, 7_000, 40_000)
+    near, far = truth.prefill_ns(0, 128), truth.prefill_ns(896, 128)
+    one, full, last = (int(truth.step_ns(batch, context, 1)[0]) for batch, context in ((1, 0), (8, 0), (8, 8 * 1023)))
+    found = fit(geometry, (near, far), (one, full), last)
+    assert dataclasses.replace(found, name="truth") == truth
 
 
 def test_fit_never_goes_below_zero():
     geometry = Geometry(pages=64, page_tokens=16, max_batch=8, chunk_tokens=128, max_context_tokens=1024)
     found = fit(geometry, (9e6, 8e6), (5e5, 4e5), 3e5)
-    assert (found.beta_s, found.per_sequence_ns, found.per_token_ps) == (0, 0, 0)
-    assert found.alpha_s == pytest.approx(8.5e6 / 128 * 1e-9)
-    assert found.base_ns == 500_000
+    assert (found.chunk_ps_per_context_token, found.decode_ns_per_sequence, found.decode_ps_per_context_token) == (
+        0,
+        0,
+        0,
+    )
+    assert found.chunk_base_ns == 8_500_000
+    assert found.decode_base_ns == 500_000

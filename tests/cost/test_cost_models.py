@@ -14,17 +14,22 @@ from mcjax.cost.base import CostModel
 from mcjax.cost.catalogue import fitted, hardware, model
 from mcjax.cost.fitted import Fitted
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.padded import Padded
 from mcjax.cost.roofline import Roofline
 from mcjax.errors import ConfigError
 
 MIXTURE = ModelShape("mixture", 4, 512, 8, 2, 64, 256, 1000, experts=16, experts_per_token=2)
-NAMES = ["fitted", "roofline", "tpu", "tiny-cpu", "experts"]
+PADDED = Padded("padded", 256, 3_000_001, 7_300, 900_000, 11_003, 3_101)
+ADDITIVE = ["fitted", "roofline", "tpu", "tiny-cpu", "experts"]
+NAMES = [*ADDITIVE, "padded"]
 
 
 @cache
 def cost(name: str) -> CostModel:
     if name == "fitted":
         return fitted()
+    if name == "padded":
+        return PADDED
     shape, machine = {
         "roofline": (model("llama3-70b"), hardware("a800x8")),
         "tpu": (model("llama3-8b"), hardware("tpu_v6e_8")),
@@ -35,13 +40,14 @@ def cost(name: str) -> CostModel:
 
 
 names = st.sampled_from(NAMES)
+additive = st.sampled_from(ADDITIVE)
 batches = st.integers(1, 300)
 contexts = st.integers(0, 4_000_000)
 chunks = st.integers(0, 40_000)
 
 
 @settings(max_examples=100, deadline=None)
-@given(names, st.integers(0, 200_000), st.lists(chunks, max_size=12))
+@given(additive, st.integers(0, 200_000), st.lists(chunks, max_size=12))
 def test_chunks_of_a_prompt_add_up_exactly(name: str, start: int, lengths: list[int]) -> None:
     model_ = cost(name)
     total, at = 0, start
@@ -144,3 +150,25 @@ def test_roofline_scales_as_it_should() -> None:
     # A very large batch with short contexts is bound by compute.
     compute_bound = Roofline(shape, slow, layer_overhead_ns=0)
     assert compute_bound.step_ns(20_000, 20_000, 1)[0] > 1.9 * compute_bound.step_ns(10_000, 10_000, 1)[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 5000), st.integers(1, 5000))
+def test_a_padded_prompt_is_its_chunks_one_by_one(start: int, length: int) -> None:
+    """Each computes 256 rows, and reads up to its own end; the last one is no cheaper for being short."""
+    ends = [min(end, start + length) for end in range(start + 256, start + length + 256, 256)]
+    expected = len(ends) * PADDED.chunk_base_ns + sum(ends) * PADDED.chunk_ps_per_context_token // 1000
+    assert PADDED.prefill_ns(start, length) == expected
+    split = sum(PADDED.prefill_ns(at, min(256, start + length - at)) for at in range(start, start + length, 256))
+    assert abs(split - expected) <= len(ends)
+
+
+def test_a_padded_decode_step_takes_as_long_as_its_mean_row() -> None:
+    one, eight = PADDED.step_ns(1, 1000, 1)[0], PADDED.step_ns(8, 8000, 1)[0]
+    assert eight - one == 7 * PADDED.decode_ns_per_sequence
+
+
+@pytest.mark.parametrize("key", ["chunk_tokens", "chunk_base_ns", "decode_ps_per_context_token"])
+def test_padded_constants_are_checked(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        replace(PADDED, **{key: -1})

@@ -18,7 +18,7 @@ from mcjax.types import RequestState, Role
 class ToDecode:
     """Whoever joins late shall decode."""
 
-    def assign(self, instance, proposed, view):  # noqa: ANN001, ANN201
+    def assign(self, instance, proposed, view):
         return Role.DECODE if instance == "late" else proposed
 
 
@@ -61,7 +61,9 @@ def test_clusters_are_read(text: object, names: str) -> None:
     assert [spec.name for spec in parse_cluster(text)] == names.split()
 
 
-@pytest.mark.parametrize("text", ["", "8", "8p", "3d", "0m", "p1d1", "1x", "1p1d-1m", {"decode": 1}, {"prefil": 1}, {"mixed": -1}])
+@pytest.mark.parametrize(
+    "text", ["", "8", "8p", "3d", "0m", "p1d1", "1x", "1p1d-1m", {"decode": 1}, {"prefil": 1}, {"mixed": -1}]
+)
 def test_clusters_that_cannot_serve_are_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="cluster"):
         parse_cluster(text)

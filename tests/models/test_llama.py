@@ -100,8 +100,18 @@ def test_paged_logits_agree_with_a_dense_model(attention, tied):
 
 
 SHAPE = {
-    **{"layers": 1, "d_model": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "d_ff": 8, "vocab": 9, "experts": 0},
-    **{"tied_embeddings": True, "dtype_bytes": 2, "kv_dtype_bytes": 2, "qk_norm": False},
+    "layers": 1,
+    "d_model": 8,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 4,
+    "d_ff": 8,
+    "vocab": 9,
+    "experts": 0,
+    "tied_embeddings": True,
+    "dtype_bytes": 2,
+    "kv_dtype_bytes": 2,
+    "qk_norm": False,
 }
 
 

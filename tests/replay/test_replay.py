@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import mcjax
+from mcjax.app.replay import replay
 from mcjax.errors import RunError
-from mcjax.replay import replay
 from mcjax.track.run import Run
 
 REAL = ["workload.sessions=4", "workload.turns=2", "workload.rate_per_s=20", "verify=false"]
@@ -80,7 +80,7 @@ def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
     overrides = [*SIM, "cluster=3p2d", "sched/prefill=round_robin", f"track.sinks.0.directory={tmp_path}"]
     run = mcjax.run(overrides, progress=False)
 
-    def always_first(request, view, rng):  # noqa: ANN001, ANN202
+    def always_first(request, view, rng):
         from mcjax.sched.base import PrefillChoice
 
         return PrefillChoice(0)
@@ -93,7 +93,7 @@ def test_a_log_without_the_world_is_refused(real: Run) -> None:
         replay(_with_outcomes(real, lambda row: None if row["mechanism"] == "world" else row))
 
 
-def _with_outcomes(run: Run, change) -> Run:  # noqa: ANN001
+def _with_outcomes(run: Run, change) -> Run:
     """The run, with its outcome log tampered with."""
     rows = [changed for row in run.outcomes.to_pylist() if (changed := change(row)) is not None]
     tables = {**{name: run.table(name) for name in ("requests", "events", "decisions", "reports", "samples")}}

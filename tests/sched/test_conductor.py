@@ -474,7 +474,9 @@ def test_the_journal_says_which_attempt_a_placement_is_for() -> None:
         house.instances["p0"].on_prefill = failing(1, lambda: TransferError("lost"))
         await house.conductor.serve(house.job())
         own = [entry for entry in house.log.journal if entry[0] != "join"]
-        assert [kind for kind, _ in own] == "place assign settle place assign recheck hand_over settle completed".split()
+        assert [
+            kind for kind, _ in own
+        ] == "place assign settle place assign recheck hand_over settle completed".split()
         assert [values for kind, values in own if kind == "place"] == [[1, 1], [1, 2]]
         assert [values for kind, values in own if kind == "settle"] == [[1], [1]]
 

@@ -48,6 +48,10 @@ class World(Protocol):
         """Run `main` to its end on this world's loop. Called once."""
         ...
 
+    def devices(self) -> list[str]:
+        """What it computes on, for the record."""
+        ...
+
     def kv_format(self) -> KVFormat: ...
 
     def link(self) -> tuple[float, float]:

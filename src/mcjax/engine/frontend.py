@@ -103,5 +103,7 @@ class Frontend:
         row.finish_ns = int(row.token_ends_ns[-1][-1]) if row.state is RequestState.COMPLETED else aio.now_ns()
         self.ended += 1
         del self.running[job.request_id]
-        self._recorder.event(aio.now_ns(), row.state, job.request_id, "frontend", tokens=job.produced, detail=row.reason)
+        self._recorder.event(
+            aio.now_ns(), row.state, job.request_id, "frontend", tokens=job.produced, detail=row.reason
+        )
         self._recorder.request(row)

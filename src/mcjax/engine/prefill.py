@@ -46,9 +46,7 @@ class PrefillInstance(Instance):
                     self.node.give_back(node, hold)
             self.done(undone_ns)
 
-    async def _receive(
-        self, job: Job, receiver: Node, held: list[tuple[Node, Hold]]
-    ) -> tuple[Pin, Reservation]:
+    async def _receive(self, job: Job, receiver: Node, held: list[tuple[Node, Hold]]) -> tuple[Pin, Reservation]:
         """All the room that the prompt will need at the receiving node, before anything is computed or sent."""
         there = self.node.pin_at(receiver, job.request_id, job.blocks)
         held.append((receiver, there))

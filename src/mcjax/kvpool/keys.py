@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -102,16 +103,25 @@ class Salts:
         path = os.environ.get(SALTS_FILE_VARIABLE)
         if not path:
             return cls()
+        shape = 'it must be a JSON file like {"tenant": "salt"}'
         try:
-            loaded = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as problem:
-            raise ConfigError(SALTS_FILE_VARIABLE, path, f"cannot read a JSON object of salts: {problem}") from None
-        if not isinstance(loaded, dict) or not all(isinstance(salt, str) for salt in loaded.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            raise ConfigError(SALTS_FILE_VARIABLE, path, "must hold one JSON object, tenant to salt")
-        return cls({str(tenant): str(salt) for tenant, salt in loaded.items()})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
+            loaded: Any = json.loads(Path(path).read_text())
+        except OSError as problem:
+            raise ConfigError(SALTS_FILE_VARIABLE, path, f"{problem.strerror}; {shape}") from None
+        except ValueError as problem:  # of the position, never of the text: it is secret
+            where = f"line {problem.lineno}" if isinstance(problem, json.JSONDecodeError) else "not UTF-8"
+            raise ConfigError(SALTS_FILE_VARIABLE, path, f"cannot be read ({where}); {shape}") from None
+        if not isinstance(loaded, dict):
+            raise ConfigError(SALTS_FILE_VARIABLE, path, f"holds no object; {shape}")
+        salts = cast("dict[str, Any]", loaded)
+        for tenant, salt in salts.items():
+            if not isinstance(salt, str) or not salt:
+                raise ConfigError(SALTS_FILE_VARIABLE, path, f"the salt of {tenant!r} is no text or empty; {shape}")
+        return cls(salts)
 
     def of(self, tenant: str) -> str:
-        return self._salts.get(tenant, f"tenant:{tenant}")
+        salt = self._salts.get(tenant)
+        return f"tenant:{tenant}" if salt is None else f"salt:{salt}"
 
     def __repr__(self) -> str:
         return f"Salts({len(self._salts)} redacted)"

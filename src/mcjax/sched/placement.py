@@ -149,6 +149,8 @@ def admit(
 
 def _check_choice(strategy: PrefillSelection, choice: PrefillChoice, view: ClusterView) -> None:
     name = strategy_name(strategy)
+    if not isinstance(choice, PrefillChoice):  # pyright: ignore[reportUnnecessaryIsInstance]  (it may be a user's)
+        raise ConfigError("sched.prefill", name, f"chose {choice!r}, which is no PrefillChoice")
     if not 0 <= choice.instance < len(view.names):
         raise ConfigError("sched.prefill", name, f"chose instance {choice.instance} of {len(view.names)}")
     if choice.source is not None and not 0 <= choice.source < len(view.names):

@@ -24,7 +24,7 @@ class Settings:
 
     warmup_s: float = 0.0
     level: str = "full"
-    sample_period_s: float = 1.0
+    sample_period_s: float | None = None
     sinks: Sequence[Sink] = ()
 
     def __post_init__(self) -> None:
@@ -32,8 +32,12 @@ class Settings:
             raise ConfigError("track.warmup_s", self.warmup_s, "must be 0 or more seconds")
         if self.level not in LEVELS:
             raise ConfigError("track.level", self.level, "unknown level", LEVELS)
-        if not 0 < self.sample_period_s < float("inf"):
+        if self.sample_period_s is not None and not 0 < self.sample_period_s < float("inf"):
             raise ConfigError("track.sample_period_s", self.sample_period_s, "must be more than 0 seconds")
+
+    def period_s(self, backend: str) -> float:
+        """Seconds between samples: as set, else what suits runs of seconds (`jax`) or of hours."""
+        return self.sample_period_s or (0.1 if backend == "jax" else 1.0)
 
 
 class Tracker:

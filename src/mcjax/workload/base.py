@@ -37,6 +37,11 @@ class Workload(Protocol):
     block_tokens: int | None
     """Block size that the workload dictates (traces of block ids do), or None."""
 
+    @property
+    def total_requests(self) -> int | None:
+        """How many requests will come, or None where that depends on the answers."""
+        ...
+
     def sessions(self) -> Iterator[Session]:
         """Sessions in order of `start_ns`; ties in a fixed order."""
         ...

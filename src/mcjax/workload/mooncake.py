@@ -78,6 +78,10 @@ class Mooncake:
         """The trace's columns, for statistics."""
         return self._rows
 
+    @property
+    def total_requests(self) -> int:
+        return len(self._rows)
+
     def sessions(self) -> Iterator[OneTurn]:
         """One session a row, in the order of the file."""
         for index in range(len(self._rows)):

@@ -18,9 +18,7 @@ TOKEN_S = 20e-6
 class CheckExecutor:
     """Reads and writes real bytes in pages. The bytes of a step are written as it ends, step by step."""
 
-    def __init__(
-        self, name: str, capacity: Capacity, pages: ByteStore, scripts: Scripts, rng: np.random.Generator
-    ):
+    def __init__(self, name: str, capacity: Capacity, pages: ByteStore, scripts: Scripts, rng: np.random.Generator):
         self.name = name
         self._capacity = capacity
         self._pages = pages
@@ -58,7 +56,10 @@ class CheckExecutor:
             len(ends_ns),
             start_ns,
             np.array(ends_ns, np.int64),
-            [np.array(tokens, np.int32) if item.samples else None for item, tokens in zip(plan.items, produced, strict=True)],
+            [
+                np.array(tokens, np.int32) if item.samples else None
+                for item, tokens in zip(plan.items, produced, strict=True)
+            ],
             finished,
         )
 

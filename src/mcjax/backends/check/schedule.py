@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from mcjax.backends.check.world import CheckWorld, Sizes
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import InstanceSpec, parse_cluster
 from mcjax.engine.service import Service, Settings
-from mcjax.errors import Deadlock, DeadlineExceeded, IntegrityError
+from mcjax.errors import DeadlineExceeded, Deadlock, IntegrityError
 from mcjax.kvpool.holds import Hold
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.kvpool.pool import Pool
@@ -267,5 +266,3 @@ class _Schedule:
                 renew(hold)
 
         pool.renew = sometimes  # a heartbeat is a message, and messages get lost
-
-

@@ -58,6 +58,9 @@ class CheckWorld:
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self.loop.run(main)
 
+    def devices(self) -> list[str]:
+        return ["digests"]
+
     def kv_format(self) -> KVFormat:
         return self._format
 

@@ -6,47 +6,20 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.plans import Plan
 from mcjax.backends.jax.programs import Geometry, pack_row
-from mcjax.cost.fitted import Fitted
+from mcjax.cost.padded import Padded
 from mcjax.types import Recorder
 
 REPEATS = 5
 LINK_BYTES = 1 << 25
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Constants, none negative: `prefill = alpha n + beta n^2`, `decode step = base + per_sequence b + per_token c`."""
-
-    alpha_s: float
-    """Seconds a prompt token, in full chunks."""
-    beta_s: float
-    """Seconds a squared prompt token."""
-    base_ns: int
-    per_sequence_ns: int
-    per_token_ps: int
-    """Picoseconds a token of context, over all sequences."""
-
-    def fitted(self, model: str = "") -> Fitted:
-        """The cost model with these constants."""
-        return Fitted(
-            name="calibrated",
-            prefill_ps_per_token=round(self.alpha_s * 1e12),
-            prefill_fs_per_token_squared=round(self.beta_s * 1e15),
-            decode_base_ns=self.base_ns,
-            decode_ns_per_sequence=self.per_sequence_ns,
-            decode_ps_per_context_token=self.per_token_ps,
-            fitted_model=model,
-        )
-
-
-async def calibrate(prefill: JaxExecutor, decode: JaxExecutor, recorder: Recorder) -> Calibration:
+async def calibrate(prefill: JaxExecutor, decode: JaxExecutor, recorder: Recorder) -> Padded:
     """Time chunks on one executor and steps on another (or the same), at both ends of the context and of the batch.
 
     Medians of a few, after warm-up. Overwrites pages: call it before anyone owns one. The constants are recorded as the
@@ -59,9 +32,7 @@ async def calibrate(prefill: JaxExecutor, decode: JaxExecutor, recorder: Recorde
     return found
 
 
-def fit(
-    geometry: Geometry, chunk_ns: tuple[float, float], step_ns: tuple[float, float], far_step_ns: float
-) -> Calibration:
+def fit(geometry: Geometry, chunk_ns: tuple[float, float], step_ns: tuple[float, float], far_step_ns: float) -> Padded:
     """Constants from a full chunk at the (start, end) of the context, a step at batch (1, max), one with full contexts.
 
     Differences that come out negative are noise: such a constant is 0 and the others carry its share.
@@ -69,19 +40,18 @@ def fit(
     chunk = min(geometry.chunk_tokens, geometry.max_context_tokens)
     context, batch = geometry.max_context_tokens, geometry.max_batch
     near, far = chunk_ns
-    # T(chunk) = a c + b c^2;  T(context) - T(context - c) = a c + b (2 context c - c^2)
-    lever = 2 * chunk * (context - chunk)
-    beta = max(0.0, (far - near) / lever) if lever else 0.0
-    alpha = (near - beta * chunk * chunk) / chunk if beta else (near + far) / 2 / chunk
+    per_end = max(0.0, (far - near) / (context - chunk)) if context > chunk else 0.0
     one, full = step_ns
     per_sequence = max(0.0, (full - one) / (batch - 1)) if batch > 1 else 0.0
-    per_token = max(0.0, (far_step_ns - full) / (batch * (context - 1))) if context > 1 else 0.0
-    return Calibration(
-        alpha_s=max(0.0, alpha) * 1e-9,
-        beta_s=beta * 1e-9,
-        base_ns=max(0, round(one - per_sequence)),
-        per_sequence_ns=round(per_sequence),
-        per_token_ps=round(per_token * 1000),
+    per_token = max(0.0, (far_step_ns - full) / (context - 1)) if context > 1 else 0.0
+    return Padded(
+        name="calibrated",
+        chunk_tokens=chunk,
+        chunk_base_ns=max(0, round(near - per_end * chunk if per_end else (near + far) / 2)),
+        chunk_ps_per_context_token=round(per_end * 1000),
+        decode_base_ns=max(0, round(one - per_sequence)),
+        decode_ns_per_sequence=round(per_sequence),
+        decode_ps_per_context_token=round(per_token * 1000),
     )
 
 

@@ -97,6 +97,9 @@ class JaxWorld:
                 self._executors.pop(name).stop()
             self._local.close()
 
+    def devices(self) -> list[str]:
+        return [f"{device.platform}:{device.id} {device.device_kind}" for device in self._devices]
+
     def kv_format(self) -> KVFormat:
         """One group of full attention; the fingerprint names weights, seed and dtype."""
         return self._shape.kv_format(self._geometry.page_tokens, builtin.fingerprint(self._config, self._seed))
@@ -126,7 +129,7 @@ class JaxWorld:
         if prefill is not None and decode is not None:
             report("measuring", 1 - 1 / stages)
             computes, decodes = self._executor(prefill), self._executor(decode)
-            self._cost = (await calibrate(computes, decodes, self._recorder)).fitted(self._shape.name)
+            self._cost = await calibrate(computes, decodes, self._recorder)
             if self._poison:
                 for executor in (computes, decodes):
                     executor.poison(range(self._geometry.pages))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from mcjax import aio
 from mcjax.backends.progress import decode_progress
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
-from mcjax.cost.fitted import Fitted
+from mcjax.cost.padded import Padded
 from mcjax.engine.base import Capacity, InstanceParts, Progress, StepPlan
 from mcjax.errors import RunError
 from mcjax.kvpool.stores.slots import SlotStore
@@ -51,7 +51,9 @@ class Log:
         """What was measured or fixed before the run's time began. Raises `RunError` if the log has none."""
         found = self.answer(mechanism, 0)
         if found is None:
-            raise RunError(f"the run's outcomes hold no {mechanism!r}: it was not a run of the real engine, or of another version")
+            raise RunError(
+                f"the run's outcomes hold no {mechanism!r}: it was not a run of the real engine, or of another version"
+            )
         return found[1]
 
     def unanswered(self) -> int:
@@ -90,7 +92,9 @@ class ReplayExecutor:
         await aio.sleep_until_ns(found[0])
         progress = decode_progress(found[1])
         if len(progress.tokens) != len(plan.items):
-            raise RunError(f"{self.name}: the log answers a plan of {len(progress.tokens)} items, not of {len(plan.items)}")
+            raise RunError(
+                f"{self.name}: the log answers a plan of {len(progress.tokens)} items, not of {len(plan.items)}"
+            )
         self._busy_ns += int(progress.ends_ns[-1]) - progress.start_ns
         return progress
 
@@ -160,7 +164,7 @@ class ReplayWorld:
     def __init__(self, log: Log):
         self.log = log
         self._shape = Shape(**log.setting("world"))
-        self._cost = Fitted(**_fitted(log.setting("calibration")))
+        self._cost = Padded(**log.setting("calibration"))
         self._link = log.setting("link")
         self._transports: list[Transport] = [
             ReplayTransport("device", lambda a, b: a.node == b.node, log),
@@ -169,6 +173,9 @@ class ReplayWorld:
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return VirtualLoop().run(main)
+
+    def devices(self) -> list[str]:
+        return ["a log"]
 
     def kv_format(self) -> KVFormat:
         shape = self._shape
@@ -204,15 +211,3 @@ class ReplayWorld:
 
     async def close(self) -> None:
         pass
-
-
-def _fitted(calibration: Mapping[str, Any]) -> dict[str, Any]:
-    """A calibration's constants as those of `cost.fitted.Fitted`; the same rounding as where it was made."""
-    return {
-        "name": "calibrated",
-        "prefill_ps_per_token": round(calibration["alpha_s"] * 1e12),
-        "prefill_fs_per_token_squared": round(calibration["beta_s"] * 1e15),
-        "decode_base_ns": calibration["base_ns"],
-        "decode_ns_per_sequence": calibration["per_sequence_ns"],
-        "decode_ps_per_context_token": calibration["per_token_ps"],
-    }

@@ -10,7 +10,6 @@ from mcjax.cost.base import CostModel
 from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
 from mcjax.types import Scripts, Tokens
 
-
 NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 

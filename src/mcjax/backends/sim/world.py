@@ -65,9 +65,13 @@ class SimWorld:
             chunk_tokens=chunk_tokens,
             max_context_tokens=capacity_tokens,
         )
-        self._pool_blocks = int(hardware.host_dram_bytes if pool_bytes is None else pool_bytes) // self._format.block_bytes
+        self._pool_blocks = (
+            int(hardware.host_dram_bytes if pool_bytes is None else pool_bytes) // self._format.block_bytes
+        )
         if self._pool_blocks < 1:
-            raise ConfigError("kvpool.dram_bytes", pool_bytes, f"less than one block of {self._format.block_bytes} bytes")
+            raise ConfigError(
+                "kvpool.dram_bytes", pool_bytes, f"less than one block of {self._format.block_bytes} bytes"
+            )
         self._transports: list[Transport] = [
             SimTransport(self.links, device_route, "device", same_node),
             SimTransport(self.links, network_route, "network", other_node),
@@ -76,6 +80,9 @@ class SimWorld:
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return VirtualLoop().run(main)
+
+    def devices(self) -> list[str]:
+        return [f"{self._hardware.name}, simulated"]
 
     def kv_format(self) -> KVFormat:
         return self._format

@@ -36,8 +36,8 @@ class SlotStore:
     def buffer(self) -> NDArray[np.uint8] | None:
         return None
 
-    def generation(self, slot: int) -> int:
-        return self._generations[slot]
+    def generations(self, slots: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self._generations.__getitem__, slots))
 
     @property
     def free_slots(self) -> int:
@@ -114,7 +114,7 @@ class SlotStore:
         free = set(self._free)
         if len(free) != len(self._free):
             raise IntegrityError(f"{self.name}: a slot is on the free list twice")
-        if not all(0 <= slot < self.capacity for slot in free):
+        if free and not 0 <= min(free) <= max(free) < self.capacity:
             raise IntegrityError(f"{self.name}: a free slot lies outside the store")
         shared = sorted(free & self._headers.keys())
         if shared:

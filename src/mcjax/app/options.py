@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from mcjax.app.mistakes import close_to
 from mcjax.errors import ConfigError
-from mcjax.mistakes import close_to
 
 WHOLE_NUMBERS: Mapping[str, int] = {
     "seed": 0,

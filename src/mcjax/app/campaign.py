@@ -57,7 +57,9 @@ class Verdict:
         }
 
 
-def run_campaign(seed: int, schedules: int, faults: Faults, parts: Parts, shape: str | None, tell: Any = None) -> Verdict:
+def run_campaign(
+    seed: int, schedules: int, faults: Faults, parts: Parts, shape: str | None, tell: Any = None
+) -> Verdict:
     """Run the schedules of `seed`, `seed + 1`, ...; `tell(what, share_done)` hears of progress."""
     verdict = Verdict()
     for index in range(schedules):
@@ -67,9 +69,7 @@ def run_campaign(seed: int, schedules: int, faults: Faults, parts: Parts, shape:
     return verdict
 
 
-def execute(
-    config: DictConfig, strategies: Any, policies: Any, argv: Sequence[str], show_progress: bool
-) -> Run:
+def execute(config: DictConfig, strategies: Any, policies: Any, argv: Sequence[str], show_progress: bool) -> Run:
     """The campaign of a config, kept in a run directory.
 
     The tables, and the figures that come from them, are of one schedule: the first that failed, else the last.
@@ -137,5 +137,3 @@ def _describe(verdict: Verdict) -> str:
     for outcome in verdict.failed[:SHOWN_PROBLEMS]:
         lines.append(f"  seed {outcome.seed} ({outcome.cluster}): {outcome.problems[0]}")
     return "\n".join(lines)
-
-

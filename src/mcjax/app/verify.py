@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mcjax.app.runner import Result
 from mcjax.errors import VerificationError
-from mcjax.runner import Result
 from mcjax.track.arrow import Table
 from mcjax.types import RequestRow, RequestState, Script, Tokens
 from mcjax.workload.base import Session, Turn
@@ -34,6 +34,10 @@ class SamePrompts:
     def __init__(self, rows: Sequence[RequestRow]):
         done = [row for row in rows if row.state is RequestState.COMPLETED]
         self._rows = sorted(done, key=lambda row: row.request.request_id)
+
+    @property
+    def total_requests(self) -> int:
+        return len(self._rows)
 
     def sessions(self) -> Iterator[Session]:
         for row in self._rows:

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from mcjax.app.mistakes import close_to
 from mcjax.cost.base import CostModel
 from mcjax.cost.slo import SLOPolicy
 from mcjax.errors import ConfigError
 from mcjax.kvpool.base import Eviction, Watermark
-from mcjax.mistakes import close_to
 from mcjax.sched.base import Admission, Batching, DecodeSelection, Fetch, PrefillSelection, Roles, Tenancy
-from mcjax.workload.base import Workload
+from mcjax.workload.base import LengthPredictor, Workload
 
 PLACES: Mapping[str, tuple[str, type]] = {
     "prefill": ("sched.prefill", PrefillSelection),
@@ -22,6 +22,7 @@ PLACES: Mapping[str, tuple[str, type]] = {
     "tenancy": ("sched.tenancy", Tenancy),
     "batching": ("sched.batching", Batching),
     "roles": ("sched.roles", Roles),
+    "lengths": ("sched.lengths", LengthPredictor),
     "eviction": ("kvpool.eviction", Eviction),
     "watermark": ("kvpool.watermark", Watermark),
     "workload": ("workload", Workload),
@@ -88,3 +89,7 @@ class Plugins:
 
     def get(self, place: str) -> Any:
         return self._given.get(place)
+
+    def names(self) -> dict[str, str]:
+        """What was given, for the record: place and class."""
+        return {place: type(strategy).__name__ for place, strategy in self._given.items()}

@@ -15,12 +15,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mcjax.app import build, workload_of
+from mcjax.app.plugins import Plugins
+from mcjax.app.run import build, workload_of
+from mcjax.app.runner import Performance, Rehearsal
 from mcjax.backends.replay.world import Log, ReplayWorld
-from mcjax.errors import McjaxError
+from mcjax.errors import McjaxError, RunError
 from mcjax.kvpool.keys import KeyTable
-from mcjax.plugins import Plugins
-from mcjax.runner import Performance, Rehearsal
 from mcjax.sched.journal import Journal
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.arrow import Table
@@ -69,6 +69,10 @@ def replay(run: Run, **strategies: Any) -> Replayed:
     Raises `RunError` for a run that does not hold what is needed.
     """
     config = OmegaConf.create(dict(run.config))
+    missing = [place for place in config.get("plugins", {}) if place not in strategies]
+    if missing:
+        names = ", ".join(f"{place}={config.plugins[place]}()" for place in missing)
+        raise RunError(f"the run used Python objects: give them again, mcjax.replay(run, {names})")
     result = Replayed()
     _placements(config, run, Plugins(strategies), result)
     if config.backend.name == "jax":
@@ -91,7 +95,9 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
 def _placements(config: DictConfig, run: Run, plugins: Plugins, result: Replayed) -> None:
     rehearsal, _, _ = _rehearse(config, run, plugins)
     for row in run.requests.select(["request_id", "output_tokens"]).to_pylist():
-        rehearsal.scripts.put(row["request_id"], Script(row["output_tokens"]))  # for a run whose lengths were an oracle's
+        rehearsal.scripts.put(
+            row["request_id"], Script(row["output_tokens"])
+        )  # for a run whose lengths were an oracle's
     world = rehearsal.world
     kv_format = world.kv_format()
     journal = Journal(
@@ -160,5 +166,3 @@ def command(arguments: Sequence[str]) -> int:
             print(f"  {name}: {rows} rows, {differing[0] if differing else 'all equal'}")
     print("everything agrees" if result.agrees else "the replay DIFFERS from the run")
     return 0 if result.agrees else 1
-
-

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, cast
 
 from hydra import compose as hydra_compose
@@ -22,19 +22,20 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mcjax.app.mistakes import check_arguments, locate
+from mcjax.app.on_thread import on_thread
+from mcjax.app.options import check_numbers, check_together, suggest, told
+from mcjax.app.plugins import PLACES, Plugins, fit
+from mcjax.app.runner import Performance, Rehearsal, Result, read_changes
+from mcjax.app.streams import Stream, generator, seed_of
+from mcjax.app.verify import SamePrompts, prove
 from mcjax.backends.base import World, WorldInputs
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
-from mcjax.mistakes import check_arguments, locate
-from mcjax.on_thread import on_thread
-from mcjax.options import check_numbers, check_together, suggest, told
-from mcjax.plugins import PLACES, Plugins, fit
-from mcjax.runner import Performance, Rehearsal, Result, read_changes
 from mcjax.sched.placement import Strategies
-from mcjax.streams import Stream, generator, seed_of
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run
@@ -42,8 +43,7 @@ from mcjax.track.sinks.base import RunInfo
 from mcjax.track.summary import summarise
 from mcjax.track.tracker import Settings as TrackSettings
 from mcjax.track.tracker import Tracker
-from mcjax.types import NS_PER_S, Role
-from mcjax.verify import SamePrompts, prove
+from mcjax.types import NS_PER_S, Role, Scripts
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import ScriptBook
 
@@ -69,8 +69,8 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
         overrides: what the command line takes.
         progress: show live progress; by default where the output is a terminal.
         strategies: objects, classes or plain functions that take the place of what the config names: `prefill`,
-            `decode`, `fetch`, `admission`, `tenancy`, `batching`, `roles`, `eviction`, `watermark`, `workload`, `cost`,
-            `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets a copy of its own.
+            `decode`, `fetch`, `admission`, `tenancy`, `batching`, `roles`, `lengths`, `eviction`, `watermark`,
+            `workload`, `cost`, `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets a copy of its own.
 
     Returns the run; after an interrupt, with what there was so far. Works inside a running event loop too.
 
@@ -92,10 +92,12 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
 def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
     plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    plain["plugins"] = plugins.names()
     check_numbers(plain)
     check_together(plain)
     if config.backend.name == "check":
-        campaign = importlib.import_module("mcjax.campaign")
+        from mcjax.app import campaign  # which needs what is above
+
         return campaign.execute(
             config, lambda: strategies_of(config, plugins), policies_of(config, plugins), argv, show_progress
         )
@@ -108,7 +110,9 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         backend=config.backend.name,
         seed=config.seed,
         config=plain,
-        environment=environment.describe(argv=list(argv), seed=config.seed, inputs=workload.inputs()),
+        environment=environment.describe(
+            argv=list(argv), seed=config.seed, devices=rehearsal.world.devices(), inputs=workload.inputs()
+        ),
     )
     total = int(getattr(workload, "total_requests", None) or 0)
     virtual = rehearsal.world.virtual
@@ -182,7 +186,7 @@ def build(
         workload=workload,
         scripts=scripts,
         instances=instances,
-        strategies=strategies_of(config, plugins),
+        strategies=strategies_of(config, plugins, None if config.backend.name == "jax" else scripts),
         policies=policies_of(config, plugins),
         slo=strategy_of("slo", config, plugins),
         settings=_settings(config),
@@ -191,7 +195,7 @@ def build(
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
         changes=changes,
-        sample_period_s=track.sample_period_s,
+        sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,
     )
 
@@ -223,10 +227,16 @@ def strategy_of(place: str, config: DictConfig, plugins: Plugins) -> Any:
     return plugins.get(place) or fit(place, made(config, key), key)
 
 
-def strategies_of(config: DictConfig, plugins: Plugins) -> Strategies:
+def strategies_of(config: DictConfig, plugins: Plugins, scripts: Scripts | None = None) -> Strategies:
     """The conductor's decisions, made afresh."""
     places = ("prefill", "decode", "fetch", "admission", "roles")
-    return Strategies(**{place: strategy_of(place, config, plugins) for place in places})
+    lengths = plugins.get("lengths") or made(config, "sched.lengths")
+    if isinstance(lengths, partial):  # an oracle
+        if scripts is None:
+            raise ConfigError("sched.lengths", "oracle", "there are no scripts to read in this world", ["backend=sim"])
+        lengths = lengths(scripts)
+    made_afresh = {place: strategy_of(place, config, plugins) for place in places}
+    return Strategies(**made_afresh, lengths=fit("lengths", lengths, "sched.lengths"))
 
 
 def policies_of(config: DictConfig, plugins: Plugins) -> Policies:

@@ -14,11 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from mcjax.app import execute
+from mcjax.app.mistakes import own_traceback
+from mcjax.app.options import suggest, told
+from mcjax.app.plugins import Plugins
+from mcjax.app.run import execute
 from mcjax.errors import McjaxError, UserError
-from mcjax.mistakes import own_traceback
-from mcjax.options import suggest, told
-from mcjax.plugins import Plugins
 from mcjax.track import console
 
 DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
