@@ -251,7 +251,7 @@ CONTRACTS_BROKEN = [
     ("engine/planted.py", "def f():\n    import jax.numpy", "jax lives in"),
     ("models/__init__.py", "import flax.nnx", "jax lives in"),
     ("backends/sim/planted.py", "import mcjax.backends.jax", "The virtual worlds"),
-    ("sched/planted.py", "from omegaconf import DictConfig", "Only app.py knows hydra"),
+    ("sched/planted.py", "from omegaconf import DictConfig", "Only app knows hydra"),
 ]
 
 

@@ -119,7 +119,7 @@ def own_traceback(problem: BaseException) -> str:
 
     Own is what lies neither in this package, nor in the standard library, nor among installed packages.
     """
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     frames = problem.__traceback__
     while frames is not None:

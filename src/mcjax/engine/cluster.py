@@ -135,6 +135,7 @@ class Cluster:
             self._recorder,
             round(timing.lease_s * NS_PER_S),
             partial(self._bus.blocks, name),
+            self._namer.kv_format.groups,
         )
         node = Node(name, pool, self._engine, round(timing.wait_s * NS_PER_S))
         self.nodes[name] = node

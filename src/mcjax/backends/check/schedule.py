@@ -30,6 +30,9 @@ from mcjax.workload.synthetic import Synthetic
 HORIZON_S = 400.0
 """Virtual time by which a schedule must have ended: many times what it takes."""
 
+BUSY_S = 20
+"""Most of what happens in a schedule happens before this."""
+
 SETTLE_S = 5.0
 """Longer than any lease, late copy or transport's patience."""
 
@@ -218,9 +221,12 @@ class _Schedule:
 
     async def _audit(self, service: Service) -> None:
         """Everything must add up at all times, not only at the end."""
+        pause_ns = NS_PER_S // 20
         while True:
-            await aio.sleep_ns(NS_PER_S // 20)
+            await aio.sleep_ns(pause_ns)
             service.cluster.check_integrity()
+            if aio.now_ns() > BUSY_S * NS_PER_S:
+                pause_ns = NS_PER_S  # by now something hangs, and nothing changes
 
     async def _disturb(self, service: Service) -> None:
         for fault in timed_faults(self._faults, 1.0, self._rng):
