@@ -153,7 +153,7 @@ def test_progress_knows_the_total(place: Path, monkeypatch: pytest.MonkeyPatch) 
     from mcjax.app.run import compose, workload_of
 
     workload = workload_of(compose(SMALL))
-    monkeypatch.setattr(type(workload), "total_requests", 17)
+    workload.total_requests = 17
     monkeypatch.setattr(console, "Progress", watched)
     package.run(BARE, workload=workload, progress=True)
     assert totals == [17]

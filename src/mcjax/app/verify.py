@@ -35,10 +35,6 @@ class SamePrompts:
         done = [row for row in rows if row.state is RequestState.COMPLETED]
         self._rows = sorted(done, key=lambda row: row.request.request_id)
 
-    @property
-    def total_requests(self) -> int:
-        return len(self._rows)
-
     def sessions(self) -> Iterator[Session]:
         for row in self._rows:
             yield _Once(row)

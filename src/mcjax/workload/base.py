@@ -31,16 +31,14 @@ class Session(Protocol):
 
 
 class Workload(Protocol):
-    """A reproducible source of sessions: a function of its config, its files and the `workload` seed stream."""
+    """A reproducible source of sessions: a function of its config, its files and the `workload` seed stream.
+
+    One that knows beforehand how many requests it will send may say so as `total_requests`; progress then shows a share.
+    """
 
     name: str
     block_tokens: int | None
     """Block size that the workload dictates (traces of block ids do), or None."""
-
-    @property
-    def total_requests(self) -> int | None:
-        """How many requests will come, or None where that depends on the answers."""
-        ...
 
     def sessions(self) -> Iterator[Session]:
         """Sessions in order of `start_ns`; ties in a fixed order."""

@@ -104,10 +104,6 @@ class Chat:
                 problem = f"a first prompt of tenant {tenant.name} may take about {longest} tokens, with no room for it"
                 raise ConfigError("workload.max_prompt_tokens", max_prompt_tokens, problem)
 
-    @property
-    def total_requests(self) -> None:
-        """Sessions may end early, at `max_prompt_tokens`."""
-
     def sessions(self) -> Iterator[Conversation]:
         """Sessions in order of arrival; each is made when it is asked for."""
         starts_ns = arrivals_ns(stream(self._seed, ARRIVALS), self._sessions, self._rate_per_s)

@@ -119,10 +119,6 @@ class Synthetic:
         # Twice the mean pause: about 86 % of exponential pauses are over by then.
         self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s)
 
-    @property
-    def total_requests(self) -> None:
-        """Sessions may end early, at `max_prompt_tokens`."""
-
     def sessions(self) -> Iterator[Conversation]:
         """Sessions in order of arrival; each is made when it is asked for."""
         starts_ns = arrivals_ns(stream(self._seed, ARRIVALS), self._sessions, self._rate_per_s, self._arrival_cv)
