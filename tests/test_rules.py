@@ -216,7 +216,7 @@ def test_ordinary_paths_are_no_private_words() -> None:
 def test_file_lengths(record_property: Callable[[str, object], None]) -> None:
     """Guide: median near 120 lines, nine in ten under 350. Law: no file over 600, no kernel over 800."""
     lengths = {name: len((PACKAGE / name).read_text(encoding="utf-8").splitlines()) for name in modules()}
-    written = sorted(length for length in lengths.values() if length)
+    written = sorted(length for length in lengths.values() if length > 1)  # not a docstring alone
     ninth_decile = written[-(-9 * len(written) // 10) - 1]
     record_property("file_lengths", f"{len(written)} files, median {statistics.median(written)}, p90 {ninth_decile}")
     too_long = {n: k for n, k in lengths.items() if k > (800 if n.startswith("kernels/") else 600)}

@@ -103,7 +103,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share one cache layout. `block_multiple`: a match in this group ends at a multiple of so many blocks."""
+    """Layers that share one cache layout. `block_multiple`: a match in it ends at a multiple of so many blocks."""
 
     name: str = "full"
     kind: Literal["full", "window", "latent", "state"] = "full"

@@ -80,7 +80,8 @@ class Lab:
             item = self.item(Kind.PREFILL, tokens[first:end], first, pages, samples=last, sampling=sampling)
             progress = await executor.run(StepPlan([item]), 1)
             produced = progress.tokens[0]
-            assert produced is not None and len(produced) == last
+            assert produced is not None
+            assert len(produced) == last
             answer = int(produced[0]) if last else -1
             first = end
         return answer

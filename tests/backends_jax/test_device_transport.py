@@ -29,8 +29,7 @@ class Node:
 
 
 async def done(transport, *copies):
-    results = await asyncio.wait_for(transport.submit(list(copies)).future, 30)
-    return results
+    return await asyncio.wait_for(transport.submit(list(copies)).future, 30)
 
 
 def test_a_round_trip_to_another_executor_continues_bit_for_bit(lab):
@@ -89,9 +88,11 @@ def test_one_batch_may_visit_several_executors_and_answers_in_order(lab):
 
     results, bytes_match, payloads = lab.run(main)
     assert [result.error is None for result in results] == [True, False, True, True, True]
-    assert len(bytes_match) == 12 and all(bytes_match)
+    assert len(bytes_match) == 12
+    assert all(bytes_match)
     assert len({result.checksums for result in results if not result.error}) == 3, "nodes hold different prompts"
-    assert len(payloads) == 1 and payloads[0]["results"][1]["kind"] == "TransferError"
+    assert len(payloads) == 1
+    assert payloads[0]["results"][1]["kind"] == "TransferError"
 
 
 class Recorded(NullRecorder):
@@ -109,8 +110,8 @@ def test_stale_regions_are_refused_before_and_during(lab, direction):
         node = Node(lab, transport, "one")
         slots, kept = node.pages.reserve(2), node.host.reserve(2)
         node.host.buffer()[kept] = 1
-        regions = [node.pages.regions(slots), node.host.regions(kept)]
-        copy = Copy(*regions) if direction == "out" else Copy(*regions[::-1])
+        pages, host = node.pages.regions(slots), node.host.regions(kept)
+        copy = Copy(pages, host) if direction == "out" else Copy(host, pages)
 
         hold = threading.Event()
         node.executor.submit_host(lambda: hold.wait(10))
@@ -120,8 +121,8 @@ def test_stale_regions_are_refused_before_and_during(lab, direction):
         [before] = await late.future
 
         slots = node.pages.reserve(2)
-        regions[0] = node.pages.regions(slots)
-        copy = Copy(*regions) if direction == "out" else Copy(*regions[::-1])
+        pages = node.pages.regions(slots)
+        copy = Copy(pages, host) if direction == "out" else Copy(host, pages)
         name = "read_pages" if direction == "out" else "write_pages"
         real = getattr(node.executor, name)
 
@@ -135,8 +136,10 @@ def test_stale_regions_are_refused_before_and_during(lab, direction):
         return before, during, await lab.kv(node.executor, list(range(40)), 320)
 
     before, during, kv = lab.run(main)
-    assert type(before.error) is StaleRegion and "before" in str(before.error)
-    assert type(during.error) is StaleRegion and "during" in str(during.error)
+    assert type(before.error) is StaleRegion
+    assert "before" in str(before.error)
+    assert type(during.error) is StaleRegion
+    assert "during" in str(during.error)
     if direction == "in":  # the first copy left nothing behind, and the freed page of the second is poisoned
         assert (~np.isnan(kv.view(np.float32))).any(axis=(0, 1, 3, 4)).sum() == lab.geometry.page_tokens
 
@@ -147,7 +150,8 @@ def test_what_it_cannot_reach(lab):
         one, two = Node(lab, transport, "one"), Node(lab, transport, "two")
         far = DramStore("elsewhere", 4, lab.programs.page_bytes)
         transport.register(far)
-        assert transport.reaches(one.pages, two.host) and transport.reaches(two.host, one.pages)
+        assert transport.reaches(one.pages, two.host)
+        assert transport.reaches(two.host, one.pages)
         assert not transport.reaches(one.pages, two.pages)
         assert not transport.reaches(one.host, two.host)
         assert not transport.reaches(one.pages, far)

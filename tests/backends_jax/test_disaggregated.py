@@ -1,7 +1,7 @@
 """Real prefill and decode instances give, bit for bit, what one colocated engine gives: tokens and KV bytes.
 
-`verify=true` compares; `backend.poison=true` overwrites pages and slots with NaN as soon as they are released, so that a
-transfer that was only an alias, or a page read after its release, cannot go unnoticed.
+`verify=true` compares; `backend.poison=true` overwrites pages and slots with NaN as soon as they are released, so that
+a transfer that was only an alias, or a page read after its release, cannot go unnoticed.
 """
 
 from __future__ import annotations

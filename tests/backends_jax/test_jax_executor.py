@@ -35,7 +35,8 @@ def test_progress_outcome_and_busy_time_agree(lab):
     progress, busy_ns = lab.run(main)
     assert progress.steps == 5
     assert progress.ends_ns.dtype == np.int64
-    assert (np.diff(progress.ends_ns) > 0).all() and progress.ends_ns[0] > progress.start_ns >= 0
+    assert (np.diff(progress.ends_ns) > 0).all()
+    assert progress.ends_ns[0] > progress.start_ns >= 0
     assert progress.finished == ()
     assert [(row[1], row[2]) for row in recorder.rows] == [("d7", 0), ("d7", 1), ("d7", 2)]
     time_ns, _, _, payload = recorder.rows[-1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ SHAPE = ModelShape(
     name="tiny", layers=1, d_model=16, heads=2, kv_heads=1, head_dim=8, d_ff=24, vocab=259, tied_embeddings=True,
     dtype_bytes=4, kv_dtype_bytes=4, max_context_tokens=256,
 )  # fmt: skip
-SIZES = {
+SIZES: dict[str, Any] = {
     "block_tokens": 8,
     "chunk_tokens": 16,
     "max_batch": 2,
@@ -49,7 +50,8 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
             world.cost()
         await world.prepare([("p0", Role.PREFILL), ("d0", Role.DECODE)], lambda *args: reports.append(args))
         store = world.pool_store("n0")
-        assert world.pool_store("n0") is store and store.block_bytes == world.kv_format().block_bytes
+        assert world.pool_store("n0") is store
+        assert store.block_bytes == world.kv_format().block_bytes
         prefill = world.instance("p0", "n0", Role.PREFILL)
         decode = world.instance("d0", "n0", Role.DECODE)
         device, local = world.transports()
@@ -75,12 +77,15 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
         return progress, joined, decode.executor.capacity()
 
     progress, joined, capacity = world.run(main)
-    assert progress.steps == 6 and len(progress.tokens[0]) == 6
+    assert progress.steps == 6
+    assert progress.tokens[0] is not None
+    assert len(progress.tokens[0]) == 6
     assert threading.active_count() == before
     assert joined.pages.node == "n1"
     assert (capacity.pages, capacity.page_bytes) == (20, world.kv_format().block_bytes)
     cost = world.cost()
-    assert cost.prefill_ns(0, 64) > 0 and cost.step_ns(2, 50, 1)[0] > 0
+    assert cost.prefill_ns(0, 64) > 0
+    assert cost.step_ns(2, 50, 1)[0] > 0
     [calibration] = [row for row in recorder.rows if row[1] == "calibration"]
     assert calibration[:3] == (0, "calibration", 0)
     assert sorted(calibration[3]) == [
@@ -94,7 +99,8 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
     ]
     assert {row[1] for row in recorder.rows} == {"calibration", "link", "world", "p0", "d0", "device"}
     shares = [share for _, share in reports]
-    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
 def test_a_run_that_fails_leaves_no_thread():

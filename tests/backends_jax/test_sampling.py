@@ -7,7 +7,7 @@ import numpy as np
 from mcjax.backends.jax.sampling import sample
 
 
-def draw(logits, temperature=1.0, seed=(0, 1), position=0):
+def draw(logits, temperature=1.0, seed=(0, 1), position: int | np.ndarray = 0):
     rows = logits.shape[0]
     positions = jnp.broadcast_to(jnp.asarray(position, jnp.int32), (rows,))
     seeds = jnp.broadcast_to(jnp.asarray(seed, jnp.uint32), (rows, 2))

@@ -1,4 +1,4 @@
-"""Instances that join take the role that policy gives them; one that is drained leaves only when nobody counts on it."""
+"""Instances that join take the role that policy gives them; a drained one leaves only when nobody counts on it."""
 
 from __future__ import annotations
 

@@ -35,12 +35,14 @@ def test_every_gauge_of_every_instance_and_node_at_every_tick() -> None:
     metrics = {(source, metric) for _, source, metric, _ in gauges.rows}
     for instance in ("p0", "d0"):
         assert {(instance, name) for name in ("queue_prompts", "batch", "page_fill")} <= metrics
-        assert {(f"node-{instance}", name) for name in ("pool_fill", "pending_bytes")} <= metrics
+        assert {(f"node-{instance}", name) for name in ("pool_fill", "outgoing_bytes")} <= metrics
+        assert {("device", "pending_bytes"), ("network", "moved_bytes")} <= metrics
     fills = [value for _, _, metric, value in gauges.rows if metric.endswith("_fill")]
     assert all(0.0 <= value <= 1.0 for value in fills)
     assert any(value > 0.0 for value in fills)
-    last = [value for time_ns, _, metric, value in gauges.rows if time_ns == ticks[-1] and metric == "pending_bytes"]
+    last = [value for time_ns, _, metric, value in gauges.rows if time_ns == ticks[-1] and metric == "outgoing_bytes"]
     assert last == [0.0, 0.0]
+    assert max(value for _, source, metric, value in gauges.rows if (source, metric) == ("network", "moved_bytes")) > 0
 
 
 def test_a_run_that_does_not_get_on_is_given_up_with_a_list_of_who_waits() -> None:

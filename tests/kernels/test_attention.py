@@ -63,8 +63,9 @@ def test_a_longer_mate_changes_no_bit():
     alone = positions.copy()
     alone[1] = -1
     attend = paged_attention("blockwise")
-    together = np.asarray(attend(queries, jnp.asarray(pages), 0, jnp.asarray(table), jnp.asarray(positions)))
-    without = np.asarray(attend(queries, jnp.asarray(pages), 0, jnp.asarray(table), jnp.asarray(alone)))
+    inputs = (jnp.asarray(queries), jnp.asarray(pages), 0, jnp.asarray(table))
+    together = np.asarray(attend(*inputs, jnp.asarray(positions)))
+    without = np.asarray(attend(*inputs, jnp.asarray(alone)))
     assert 21 < blockwise.BLOCK_TOKENS < 150
     np.testing.assert_array_equal(together[0].view(np.uint32), without[0].view(np.uint32))
 

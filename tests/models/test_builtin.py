@@ -47,7 +47,7 @@ def test_greedy_answers_are_not_degenerate():
     model = builtin.build(max_positions=256)
     graph, state = nnx.split(model)
     page, width, chunk = 16, 16, 96
-    table = np.arange(width, dtype=np.int32)[None]
+    table = jnp.arange(width, dtype=jnp.int32)[None]
 
     @jax.jit
     def step(tokens, positions, pages, length):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,11 @@ def test_paged_logits_agree_with_a_dense_model(attention, tied):
     page_tokens, width = 8, 12
     pages = jnp.full((2 * width + 1, *config.page_shape(page_tokens)), jnp.nan)
     table = rng.permutation(2 * width).reshape(2, width).astype(np.int32)
-    step = jax.jit(lambda *args: model(*args, attend))
+
+    @jax.jit
+    def step(tokens, positions, pages, table, lengths):
+        return model(tokens, positions, pages, table, lengths, attend)
+
     chunk, done = 30, [0, 0]
     while done != lengths:
         count = np.array([min(chunk, length - at) for length, at in zip(lengths, done, strict=True)], dtype=np.int32)
@@ -115,7 +120,7 @@ SHAPE = {
 }
 
 
-def shape(**changes):
+def shape(**changes: Any) -> Any:
     return SimpleNamespace(**(SHAPE | changes))
 
 

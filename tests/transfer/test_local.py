@@ -78,7 +78,8 @@ def test_a_stale_region_is_refused_before_the_copy():
     bench.source.free([1])
     [result] = bench.run(copy)
     assert type(result.error) is StaleRegion
-    assert "before" in str(result.error) and "a.dram" in str(result.error)
+    assert "before" in str(result.error)
+    assert "a.dram" in str(result.error)
     assert not bench.target.buffer().any()
 
 
@@ -121,6 +122,7 @@ def test_refusals_are_typed_and_the_rest_of_the_batch_goes_on():
     bad.append((outside, r"\[8\] lie outside"))
     results = bench.run(*(copy for copy, _ in bad), bench.copy())
     for result, (_, problem) in zip(results[:-1], bad, strict=True):
+        assert result.error is not None
         with pytest.raises(TransferError, match=problem):
             raise result.error
     assert results[-1].error is None

@@ -1,8 +1,8 @@
 """`mcjax replay RUN`: decide a run's decisions again, from its own log, and say whether they agree.
 
-Two ways. *Placements* walks the journal (`reports.parquet`): the cluster state is rebuilt row by row, and every placement
-decided again from it. *Procedures* (real runs only) plays the whole run again in virtual time, with its mechanisms' logged
-answers (`outcomes.parquet`) in the order in which they came, and compares every row of every table.
+Two ways. *Placements* walks the journal (`reports.parquet`): the cluster state is rebuilt row by row, and every
+placement decided again from it. *Procedures* (real runs only) plays the whole run again in virtual time, with its
+mechanisms' logged answers (`outcomes.parquet`) in the order in which they came, and compares every row of every table.
 """
 
 from __future__ import annotations
@@ -88,8 +88,11 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
     track = TrackSettings(sample_period_s=config.track.sample_period_s)
     recorder = TableRecorder(table.key, track.level)
     workload = plugins.get("workload") or workload_of(config)
-    make_world = (lambda inputs: ReplayWorld(log)) if config.backend.name == "jax" else None
-    return build(config, plugins, workload, table, recorder, track, make_world), recorder, log
+    real = config.backend.name == "jax"
+    rehearsal = build(
+        config, plugins, workload, table, recorder, track, make_world=(lambda _: ReplayWorld(log)) if real else None
+    )
+    return rehearsal, recorder, log
 
 
 def _placements(config: DictConfig, run: Run, plugins: Plugins, result: Replayed) -> None:

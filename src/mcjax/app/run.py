@@ -70,7 +70,8 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
         progress: show live progress; by default where the output is a terminal.
         strategies: objects, classes or plain functions that take the place of what the config names: `prefill`,
             `decode`, `fetch`, `admission`, `tenancy`, `batching`, `roles`, `lengths`, `eviction`, `watermark`,
-            `workload`, `cost`, `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets a copy of its own.
+            `workload`, `cost`, `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets
+            a copy of its own.
 
     Returns the run; after an interrupt, with what there was so far. Works inside a running event loop too.
 
@@ -234,7 +235,7 @@ def strategies_of(config: DictConfig, plugins: Plugins, scripts: Scripts | None 
     if isinstance(lengths, partial):  # an oracle
         if scripts is None:
             raise ConfigError("sched.lengths", "oracle", "there are no scripts to read in this world", ["backend=sim"])
-        lengths = lengths(scripts)
+        lengths = cast("partial[Any]", lengths)(scripts)
     made_afresh = {place: strategy_of(place, config, plugins) for place in places}
     return Strategies(**made_afresh, lengths=fit("lengths", lengths, "sched.lengths"))
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from mcjax.cost.base import CostModel
 from mcjax.cost.hardware import Hardware
 from mcjax.cost.model_shape import ModelShape
-from mcjax.engine.base import InstanceParts as InstanceParts
+from mcjax.engine.base import InstanceParts
 from mcjax.kvpool.base import BlockStore
 from mcjax.transfer.base import Transport
 from mcjax.types import KVFormat, Recorder, Role, Scripts

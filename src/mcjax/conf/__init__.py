@@ -1,0 +1,1 @@
+"""The Hydra configs: one folder a group, one file an option."""

@@ -1,0 +1,1 @@
+"""What work costs: model shapes, hardware, and how long steps and transfers take."""

@@ -12,11 +12,11 @@ from mcjax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Padded:
-    """Chunk = base + per token of context at its end; decode step = base + per sequence + per token of the mean context.
+    """Chunk = base + per token of context at its end; decode step = base + per sequence + per token of mean context.
 
-    For engines whose steps are padded to one shape (`numerics=invariant`): every chunk computes `chunk_tokens` rows, and
-    all rows of a decode step run side by side, so it takes as long as the longest one, for which the mean stands in.
-    A prompt is cut from where it starts, so a splitting at multiples of `chunk_tokens` adds up, and no other.
+    For engines whose steps are padded to one shape (`numerics=invariant`): every chunk computes `chunk_tokens` rows,
+    and all rows of a decode step run side by side, so it takes as long as the longest one, for which the mean stands
+    in. A prompt is cut from where it starts, so a splitting at multiples of `chunk_tokens` adds up, and no other.
     """
 
     name: str

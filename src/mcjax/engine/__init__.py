@@ -1,0 +1,1 @@
+"""The life of a request on its instances: prefill, transfer, decode, and the step loop under them."""

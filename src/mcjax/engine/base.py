@@ -37,10 +37,11 @@ class Capacity:
 class StepItem:
     """One sequence's share of a step. The loop owns it and moves `start` on; executors only read it.
 
-    The step feeds tokens `start .. start + q_len`, writes their KV into `pages` (position p lies in page `p // page_tokens`
-    of them), and attends to everything before. If `samples`, the logits of the last position give the next token; with
-    macro-steps that token is fed in turn. `tokens` holds what is known of them (`[q_len + forced]`; None where ids do not
-    exist): step k feeds `tokens[k : k + q_len]`, or the token last produced once they run out.
+    The step feeds tokens `start .. start + q_len`, writes their KV into `pages` (position p lies in page
+    `p // page_tokens` of them), and attends to everything before. If `samples`, the logits of the last position give
+    the next token; with macro-steps that token is fed in turn. `tokens` holds what is known of them
+    (`[q_len + forced]`; None where ids do not exist): step k feeds `tokens[k : k + q_len]`, or the token last produced
+    once they run out.
     """
 
     request_id: int
@@ -69,8 +70,8 @@ class StepPlan:
 class Progress:
     """What happened: `ends_ns[k]` is when step k ended (`[steps]` int64, run time).
 
-    `tokens[i]` are the tokens item i produced (`[0..steps]`; None where only counts exist: then one a step if it samples).
-    `finished` holds the indices of items whose output ended (stop token, or the script's end), in order.
+    `tokens[i]` are the tokens item i produced (`[0..steps]`; None where only counts exist: then one a step if it
+    samples). `finished` holds the indices of items whose output ended (stop token, or the script's end), in order.
     """
 
     steps: int

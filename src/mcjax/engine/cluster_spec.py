@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from mcjax.errors import ConfigError
 from mcjax.types import Role
@@ -26,7 +27,7 @@ class InstanceSpec:
 
 
 def parse_cluster(value: object) -> list[InstanceSpec]:
-    """Instances in a fixed order: `p0 p1 .. d0 d1 .. m0 ..`. Raises `ConfigError` for anything that could serve nothing."""
+    """Instances in a fixed order: `p0 p1 .. d0 d1 .. m0 ..`. Raises `ConfigError` for what could serve nothing."""
     counts = _counts(value)
     if counts[Role.MIXED] == 0 and (counts[Role.PREFILL] == 0 or counts[Role.DECODE] == 0):
         raise ConfigError("cluster", value, f"needs prefill and decode instances, or mixed ones; {_FORM}")
@@ -37,10 +38,10 @@ def parse_cluster(value: object) -> list[InstanceSpec]:
 def _counts(value: object) -> dict[Role, int]:
     counts = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.MIXED), 0)
     if isinstance(value, Mapping):
-        for role, count in value.items():  # pyright: ignore[reportUnknownVariableType]
+        for role, count in cast("Mapping[object, object]", value).items():
             if role not in counts or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"cluster.{role}", count, "needs a role and a count", [str(role) for role in counts])
-            counts[Role(role)] = count  # pyright: ignore[reportUnknownArgumentType]
+            counts[Role(role)] = count
         return counts
     text = str(value).lower().replace("+", "")
     parts = re.findall(r"(\d+)([pdm])", text)

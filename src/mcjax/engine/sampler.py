@@ -53,7 +53,11 @@ class Sampler:
             sample(now_ns, name, "page_fill", 1.0 - store.free_slots / store.capacity)
             node = instance.node
             sample(now_ns, node.name, "pool_fill", len(node.pool) / node.pool.store.capacity)
-            sample(now_ns, node.name, "pending_bytes", node.outgoing_bytes)
+            sample(now_ns, node.name, "outgoing_bytes", node.outgoing_bytes)
+        for transport in self._service.engine.transports:
+            stats = transport.stats()
+            sample(now_ns, transport.name, "pending_bytes", stats.pending_bytes)
+            sample(now_ns, transport.name, "moved_bytes", stats.bytes_moved)
 
     def _check_progress(self, now_ns: int) -> None:
         frontend = self._service.frontend

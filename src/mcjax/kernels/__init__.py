@@ -1,0 +1,1 @@
+"""Compute written for the accelerator, with a plain reference beside each kernel."""

@@ -1,0 +1,1 @@
+"""Language models on a paged KV cache, their weights and tokenizers."""

@@ -27,7 +27,7 @@ tokens that still fit, bytes queued to leave the node."""
 
 
 class Growth:
-    """What a running decode step, or a macro-step of many, has added to `context_tokens` by a time: `batch` tokens a step.
+    """What a running decode step, or a macro-step of many, has added to `context_tokens` by a time: `batch` a step.
 
     It stays right when the step is over, so that a report can be as of any tick, whenever it is read.
     """

@@ -117,9 +117,6 @@ class ClusterState:
         """Assignments that have not settled and have either side on this instance."""
         return sum(name in (a.prefill.name, a.decode.name) for a in self._assignments.values())
 
-    def member(self, index: int) -> Member:
-        return self._all[index]
-
     def _eligible(self) -> None:
         open_members = [member for member in self.members.values() if not member.draining]
         prefill = [member for member in open_members if member.role is not Role.DECODE]

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its recorder, tables, summary, plots and live display."""

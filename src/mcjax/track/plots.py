@@ -57,6 +57,8 @@ def _title(run: Run) -> str:
 
 def _distribution(panel: Any, values_ns: NDArray[np.int64], title: str, unit: str) -> None:
     """The share of `unit` that took at most so long, with the three percentiles of the summary marked."""
+    from matplotlib import ticker
+
     panel.set_title(title, loc="left", fontsize=10, fontweight="bold")
     panel.set_ylabel(f"share of {unit}")
     if len(values_ns) == 0:
@@ -73,6 +75,9 @@ def _distribution(panel: Any, values_ns: NDArray[np.int64], title: str, unit: st
     positive = int(ordered[0]) > 0
     if positive and ordered[-1] > 10 * max(int(np.percentile(ordered, 50)), 1):
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         panel.set_xlim(left=0)
     panel.set_ylim(0, 1.02)

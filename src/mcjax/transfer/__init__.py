@@ -1,0 +1,1 @@
+"""Moving cache blocks between memories."""

@@ -1,0 +1,1 @@
+"""Where requests come from: traces, generated sessions and chat."""

@@ -13,7 +13,8 @@ from mcjax.types import Request, Script, Tokens
 class Turn:
     """What a session sends next: the request, and (hidden from everyone else) what a simulated model would answer.
 
-    `request.arrival_ns` is absolute for a first turn; for later turns it is the think time after the last one completed.
+    `request.arrival_ns` is absolute for a first turn; for later turns it is the think time after the last one
+    completed.
     """
 
     request: Request
@@ -33,7 +34,8 @@ class Session(Protocol):
 class Workload(Protocol):
     """A reproducible source of sessions: a function of its config, its files and the `workload` seed stream.
 
-    One that knows beforehand how many requests it will send may say so as `total_requests`; progress then shows a share.
+    One that knows beforehand how many requests it will send may say so as `total_requests`; progress then shows a
+    share.
     """
 
     name: str

@@ -1,0 +1,1 @@
+"""The checking world: byte-true blocks and seeded faults in virtual time."""

@@ -1,4 +1,4 @@
-"""Byte-true compute without a model: a token's cache entry is a digest of its prefix, the next token a hash of all of them.
+"""Byte-true compute without a model: a token's cache entry is a digest of its prefix, the next token a hash of all.
 
 So one wrong byte anywhere in a request's cache changes what is generated, as it would with a real model.
 """

@@ -204,7 +204,8 @@ class _Schedule:
         if row.state is RequestState.FAILED:
             self.outcome.problems.append(f"lost: request {request.request_id}: {row.reason}")
             return
-        assert request.tokens is not None and row.output is not None
+        assert request.tokens is not None
+        assert row.output is not None
         length = turn.script.output_tokens if row.state is RequestState.COMPLETED else max(1, len(row.output))
         expected = reference(request.tokens, length)[: len(row.output)] if row.output else []
         if row.state is RequestState.COMPLETED and len(row.output) != length:

@@ -100,7 +100,8 @@ class CheckTransport:
         if not self.is_current(copy):
             return self._refuse(StaleRegion("a region changed hands", copy.request_id, copy.first_block))
         read, written = source.memory.buffer(), target.memory.buffer()
-        assert read is not None and written is not None
+        assert read is not None
+        assert written is not None
         checksums: list[bytes] = []
         for before, after in zip(source.slots, target.slots, strict=True):
             written[after] = read[before]

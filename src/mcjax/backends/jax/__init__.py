@@ -1,0 +1,1 @@
+"""The real world: JAX programs on devices, and transfers between their memories."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from mcjax.backends.base import InstanceParts, WorldInputs
+from mcjax.backends.base import WorldInputs
 from mcjax.backends.jax.calibrate import calibrate, measure_link
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.device_transport import Device
@@ -17,6 +17,7 @@ from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.cost.base import CostModel
 from mcjax.cost.model_shape import ModelShape
+from mcjax.engine.base import InstanceParts
 from mcjax.errors import ConfigError
 from mcjax.kvpool.stores.dram import DramStore
 from mcjax.models import builtin

@@ -1,0 +1,1 @@
+"""The world whose mechanisms answer from a run's own log."""

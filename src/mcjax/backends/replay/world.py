@@ -125,6 +125,7 @@ class ReplayTransport:
         handle = FutureHandle(asyncio.get_running_loop().create_future())
         found = self._log.answer(self.name, self._calls)
         self._calls += 1
+        self._stats.pending_bytes += sum(copy.source.nbytes for copy in copies)
         if found is not None:
             aio.clock().call_at_ns(found[0], self._deliver, copies, found[1], handle)
         return handle
@@ -132,9 +133,9 @@ class ReplayTransport:
     def _deliver(self, copies: list[Copy], payload: dict[str, Any], handle: FutureHandle) -> None:
         results = decode_results(payload, copies)
         for copy, result in zip(copies, results, strict=True):
+            self._stats.pending_bytes -= copy.source.nbytes
             if result.error is None:
                 self._stats.bytes_moved += copy.source.nbytes
-                self._stats.copies += 1
         if not handle.future.done():
             handle.future.set_result(results)
 

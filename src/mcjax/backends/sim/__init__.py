@@ -1,0 +1,1 @@
+"""The simulated world: virtual time, costs from a model, links that share bandwidth."""

@@ -1,0 +1,1 @@
+"""Where a node's cache blocks lie, as numbered slots."""

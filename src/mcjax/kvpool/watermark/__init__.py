@@ -1,0 +1,1 @@
+"""How full a node may get before blocks are evicted, one policy a file."""

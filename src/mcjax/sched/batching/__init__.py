@@ -1,0 +1,1 @@
+"""What goes into the next step of an instance, one policy a file."""

@@ -1,0 +1,1 @@
+"""Which instance decodes a request, one policy a file."""

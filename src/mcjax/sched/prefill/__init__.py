@@ -1,0 +1,1 @@
+"""Which instance prefills a request, one policy a file."""

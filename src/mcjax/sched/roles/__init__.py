@@ -1,0 +1,1 @@
+"""Which role a joining instance takes, one policy a file."""

@@ -1,0 +1,1 @@
+"""In which order waiting requests are served, one policy a file."""

@@ -1,0 +1,1 @@
+"""Ways that bytes move between memories of this machine."""

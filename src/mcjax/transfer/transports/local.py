@@ -51,7 +51,8 @@ class Local(ThreadedTransport):
 
 def _move(copy: Copy) -> tuple[bytes, ...]:
     source, target = copy.source.memory.buffer(), copy.target.memory.buffer()
-    assert source is not None and target is not None  # `reaches` said so when the batch came in
+    assert source is not None  # `reaches` said so when the batch came in
+    assert target is not None
     checksums: list[bytes] = []
     for read, written in zip(copy.source.slots, copy.target.slots, strict=True):
         target[written] = source[read]
