@@ -76,7 +76,7 @@ def _distribution(panel: Any, values_ns: NDArray[np.int64], title: str, unit: st
     if positive and ordered[-1] > 10 * max(int(np.percentile(ordered, 50)), 1):
         panel.set_xscale("log")
         panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_major_formatter(ticker.FuncFormatter(_plain))
         panel.xaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         panel.set_xlim(left=0)
@@ -195,3 +195,8 @@ def _natural(name: str) -> tuple[str, int]:
 
 def _nothing(panel: Any, what: str) -> None:
     panel.text(0.5, 0.5, what, transform=panel.transAxes, ha="center", va="center", color=GREY)
+
+
+def _plain(value: float, _: object) -> str:
+    """A tick's label: 0.05, 2, 100."""
+    return f"{value:g}"
