@@ -215,7 +215,7 @@ def test_who_joins_late_starts_empty_in_a_column_of_its_own() -> None:
     view = state.view(PERIOD, 1000, ())
     assert view.names == ("p1", "p9")
     assert view.queue_s.tolist() == [0.0, 0.0]
-    assert state.members["p9"].index == 3
+    assert state.members["p9"].index == 4
 
 
 # Any order of events
