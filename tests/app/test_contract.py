@@ -12,6 +12,7 @@ from conftest_app import BARE, SIM, SMALL, Answer, runs
 
 import mcjax as package
 from mcjax.app.streams import Stream, generator, seed_of
+from mcjax.errors import VerificationError
 
 Command = Callable[..., Answer]
 ARRIVALS = ["request_id", "session", "turn", "tenant", "prompt_tokens", "max_tokens", "priority"]
@@ -166,3 +167,30 @@ def test_wandb_offline(mcjax: Command, place: Path, monkeypatch: pytest.MonkeyPa
     assert answer.status == 0, answer.err
     assert "wandb sync" in answer.out
     assert list((place / "runs" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_campaign_says_what_it_did(mcjax: Command, place: Path) -> None:
+    answer = mcjax("backend=check", "faults=random", "backend.schedules=12", "seed=3")
+    assert answer.status == 0, answer.err
+    for words in ("12 in", "0 failed", "nothing wrong", "corrupted", "of the schedule of seed 14"):
+        assert words in answer.out
+    check = json.loads((runs(place)[0] / "summary.json").read_text())["check"]
+    assert check["schedules"] == 12
+    assert check["problems"] == []
+    assert check["requests"] == sum(check["states"].values()) > 60
+
+
+def test_a_campaign_that_finds_something_fails(mcjax: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mcjax.app import campaign
+    from mcjax.backends.check.schedule import Outcome
+
+    def broken(seed: int, *arguments: Any) -> Outcome:
+        outcome = real(seed, *arguments)
+        outcome.problems += ["wrong: request 1"] if seed == 5 else []
+        return outcome
+
+    real = campaign.run_schedule
+    monkeypatch.setattr(campaign, "run_schedule", broken)
+    with pytest.raises(VerificationError, match=r"1 of 4 schedules failed\n  seed 5 .*wrong: request 1"):
+        package.run(["backend=check", "backend.schedules=4", "seed=3"], progress=False)
+    assert (runs(place)[0] / "FAILED").exists()

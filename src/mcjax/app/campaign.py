@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from mcjax.app.run import made, track_settings
 from mcjax.backends.check.faults import Faults
 from mcjax.backends.check.schedule import Outcome, Parts, run_schedule
 from mcjax.engine.cluster_spec import parse_cluster
@@ -21,11 +21,11 @@ from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run
 from mcjax.track.sinks.base import RunInfo
 from mcjax.track.summary import summarise
-from mcjax.track.tracker import Settings as TrackSettings
 from mcjax.track.tracker import Tracker
 from mcjax.types import NS_PER_S, NullRecorder, Recorder
 
 SHOWN_PROBLEMS = 5
+TOLD = 20
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def run_campaign(
     verdict = Verdict()
     for index in range(schedules):
         verdict.add(run_schedule(seed + index, faults, parts, shape))
-        if tell is not None:
+        if tell is not None and (index + 1) % max(1, schedules // TOLD) == 0:
             tell(f"schedule {index + 1} of {schedules}, {len(verdict.failed)} failed", (index + 1) / schedules)
     return verdict
 
@@ -77,12 +77,12 @@ def execute(config: DictConfig, strategies: Any, policies: Any, argv: Sequence[s
     Raises:
         VerificationError: some schedule showed a problem; names the seeds and the first problems.
     """
-    options, faults = config.backend, cast("Faults", instantiate(config.faults))
+    options, faults = config.backend, cast("Faults", made(config, "faults"))
     if options.schedules < 1:
         raise ConfigError("backend.schedules", options.schedules, "must be at least 1")
     if options.shape is not None:
         parse_cluster(options.shape)
-    track = TrackSettings(**instantiate(config.track))
+    track = track_settings(config)
     info = RunInfo(
         backend="check",
         seed=config.seed,

@@ -102,7 +102,7 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         return campaign.execute(
             config, lambda: strategies_of(config, plugins), policies_of(config, plugins), argv, show_progress
         )
-    track = _track_settings(config)
+    track = track_settings(config)
     workload = cast("Workload", plugins.get("workload") or workload_of(config))
     table = KeyTable()
     recorder = TableRecorder(table.key, track.level)
@@ -271,7 +271,8 @@ def _settings(config: DictConfig) -> Settings:
     )
 
 
-def _track_settings(config: DictConfig) -> TrackSettings:
+def track_settings(config: DictConfig) -> TrackSettings:
+    """What `conf/track` says, its sinks made."""
     values = {name: value for name, value in config.track.items() if name != "sinks"}
     check_arguments("track", TrackSettings, cast("dict[str, Any]", values))
     sinks = [made(config, f"track.sinks[{index}]") for index in range(len(config.track.sinks))]

@@ -188,6 +188,8 @@ def summary_table(summary: Mapping[str, Any]) -> Any:
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures that a person wants to see, as (name, text)."""
+    if "check" in summary:
+        return _check_rows(summary)
     counts = summary["requests"]
     ended = ", ".join(f"{counts[state]:,} {state}" for state in ("completed", "rejected", "cancelled", "failed"))
     tiers: Mapping[str, int] = summary["tokens_by_tier"]
@@ -199,6 +201,17 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rate = summary["output_tokens_per_s"]
     goodput = summary["goodput_rps"]
     met = _percent(summary["slo_attainment"])
+    verified = summary.get("verified")
+    proof = (
+        []
+        if not verified
+        else [
+            (
+                "equal to colocated",
+                "{requests:,} requests, {tokens:,} tokens, {kv_blocks:,} KV blocks".format(**verified),
+            )
+        ]
+    )
     return [
         ("requests", f"{counts['submitted']:,} submitted: {ended}"),
         (
@@ -214,6 +227,21 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prompt tokens by source", f"{by_tier}; hit rate {_percent(summary['prefix_hit_rate']['token'])}"),
         ("bytes by transport", ", ".join(f"{name} {size(count)}" for name, count in moved.items()) or "none"),
         ("decode ran during", f"{_percent(summary['decode_during_prefill_share'])} of prefill time"),
+        *proof,
+    ]
+
+
+def _check_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A campaign of checked schedules: what was done to the requests, and what became of them."""
+    check = summary["check"]
+    faults = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in check["faults"].items())
+    states = ", ".join(f"{count:,} {state}" for state, count in check["states"].items())
+    return [
+        ("schedules", f"{check['schedules']:,} in {duration(summary['wall_s'])}, {check['failed_schedules']:,} failed"),
+        ("requests", f"{check['requests']:,}: {states}"),
+        ("faults injected", faults or "none"),
+        ("found", "wrong tokens, leaks, lost or hanging requests" if check["failed_schedules"] else "nothing wrong"),
+        ("tables", f"of the schedule of seed {check['kept_seed']}"),
     ]
 
 
