@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from mcjax.kvpool.eviction.lru import LRU
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.kvpool.watermark.static import Static as StaticWatermark
 from mcjax.sched.admission.none import AdmitAll
+from mcjax.sched.base import Admission
 from mcjax.sched.batching.chunked import Chunked
 from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
@@ -79,7 +80,14 @@ class Rows(NullRecorder):
 
 
 def service(
-    scope: aio.Scope, world: Any, recorder: Recorder, settings: Settings, keeps_tokens: bool, batching_tokens: int
+    scope: aio.Scope,
+    world: Any,
+    recorder: Recorder,
+    settings: Settings,
+    keeps_tokens: bool,
+    batching_tokens: int,
+    admission: Admission | None = None,
+    slo: SLO = SLO(float("inf"), float("inf")),  # noqa: B008  (frozen)
 ) -> Service:
     mechanisms: Mechanisms = world
     return Service(
@@ -89,9 +97,9 @@ def service(
         world.cost(),
         LinkEstimate(*world.link()),
         BlockNamer(world.kv_format(), Salts(), KeyTable()),
-        Strategies(KVCacheCentric(1.5), LeastLoaded(), Cheapest(), AdmitAll(), Static()),
+        Strategies(KVCacheCentric(1.5), LeastLoaded(), Cheapest(), admission or AdmitAll(), Static()),
         Policies(LRU, StaticWatermark, lambda: Chunked(batching_tokens), FIFO),
-        lambda request: SLO(float("inf"), float("inf")),
+        lambda request: slo,
         np.random.default_rng(7),
         recorder,
         settings,
@@ -109,6 +117,7 @@ class CheckBench:
     seed: int = 0
     max_steps: int | None = None
     attempts: int = 8
+    headroom_tokens: int | None = None
     rows: Rows = field(default_factory=Rows)
     book: ScriptBook = field(default_factory=ScriptBook)
 
@@ -119,6 +128,7 @@ class CheckBench:
             report_period_s=0.01,
             attempts=self.attempts,
             transfer_deadline_s=0.2,
+            headroom_tokens=self.headroom_tokens,
             max_steps=self.max_steps,
             timing=Timing(lease_s=0.3, wait_s=1.0, detect_s=0.02),
         )
@@ -161,20 +171,47 @@ def expected(request: Request, output_tokens: int) -> list[int]:
     return reference(request.tokens, output_tokens)
 
 
-def simulate(workload: Workload, cluster: str, max_steps: int | None = None, chunk: int = 2048) -> Rows:
-    """Play a workload on LLaMA3-70B instances of the simulated world, and keep every row."""
+def simulate(
+    workload: Workload,
+    cluster: str,
+    max_steps: int | None = None,
+    chunk: int = 2048,
+    memory_share: float = 0.9,
+    headroom_tokens: int | None = None,
+    pool_bytes: int | None = None,
+    admission: Admission | None = None,
+    slo: SLO = SLO(float("inf"), float("inf")),  # noqa: B008  (frozen)
+    patience_s: Mapping[int, float] | None = None,
+) -> Rows:
+    """Play a workload on LLaMA3-70B instances of the simulated world, and keep every row.
+
+    The client of a request in `patience_s` goes away so long after it sent it.
+    """
     rows, book = Rows(), ScriptBook()
     world = SimWorld(
-        catalogue.model("llama3-70b"), catalogue.hardware("a800x8"), catalogue.fitted(), book, 64, chunk, max_batch=8
+        catalogue.model("llama3-70b"),
+        catalogue.hardware("a800x8"),
+        catalogue.fitted(),
+        book,
+        64,
+        chunk,
+        max_batch=8,
+        memory_share=memory_share,
+        pool_bytes=pool_bytes,
     )
+    settings = Settings(max_steps=max_steps, headroom_tokens=headroom_tokens)
 
     async def body() -> None:
         async with aio.Scope("test") as scope:
-            made = service(scope, world, rows, Settings(max_steps=max_steps), world.keeps_tokens, 512)
+            made = service(scope, world, rows, settings, world.keeps_tokens, 512, admission, slo)
             made.start(parse_cluster(cluster))
 
             async def submit(turn: Any) -> Answer:
-                row = await made.frontend.submit(turn.request).task
+                ticket = made.frontend.submit(turn.request)
+                patience = (patience_s or {}).get(turn.request.request_id)
+                if patience is not None:
+                    aio.clock().call_at_ns(aio.now_ns() + round(patience * NS_PER_S), ticket.cancel)
+                row = await ticket.task
                 output = None if row.output is None else np.array(row.output, np.int32)
                 return Answer(str(row.state) == "completed", output)
 

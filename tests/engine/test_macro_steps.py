@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_fixtures import Rows, simulate
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mcjax.sched.admission.early_rejection import EarlyRejection
+from mcjax.types import SLO
 from mcjax.workload.synthetic import Synthetic
 
 TENANTS: Mapping[str, Mapping[str, Any]] = {
@@ -62,3 +66,74 @@ def test_estimates_do_not_depend_on_macro_steps(cluster: str, seed: int, rate_pe
     free, single = both(cluster, seed, rate_per_s)
     assert ends(free) == ends(single)
     assert free.decided() == single.decided()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(["1p1d", "2p2d", "2m", "1p1d+1m"]),
+    st.integers(0, 1000),
+    st.sampled_from([4.0, 12.0, 40.0]),
+    st.sampled_from([0.2305, 0.232, 0.9]),
+    st.sampled_from([None, 1, 16]),
+    st.sampled_from([None, 2_000_000_000]),
+    st.sampled_from([None, SLO(1.0, 0.05), SLO(4.0, 0.2)]),
+    st.dictionaries(st.integers(0, 19).map(lambda session: 1000 * session), st.floats(0.0, 6.0), max_size=6),
+)
+def test_macro_steps_change_nothing_whatever_happens(
+    cluster: str,
+    seed: int,
+    rate_per_s: float,
+    memory_share: float,
+    headroom_tokens: int | None,
+    pool_bytes: int | None,
+    slo: SLO | None,
+    patience_s: dict[int, float],
+) -> None:
+    """Preemption, swap, prompts computed again, chunks that ride along, rejections, clients that go away, early ends."""
+
+    def play(max_steps: int | None) -> Rows:
+        traffic = Synthetic(
+            seed=seed,
+            sessions=20,
+            turns=(1, 2),
+            first_prompt_tokens=(200, 1500),
+            output_tokens=(1, 120),
+            max_tokens=150,
+            rate_per_s=rate_per_s,
+            think_time_s=0.2,
+        )
+        return simulate(
+            traffic,
+            cluster,
+            max_steps,
+            1024,
+            memory_share,
+            headroom_tokens,
+            pool_bytes,
+            None if slo is None else EarlyRejection(),
+            slo or SLO(float("inf"), float("inf")),
+            patience_s,
+        )
+
+    free, single = play(None), play(1)
+    assert outcome(free) == outcome(single)
+    assert free.decided() == single.decided()
+    assert residency(free) == residency(single)
+
+
+def outcome(rows: Rows) -> dict[int, tuple[Any, ...]]:
+    """How every request ended, and when each of its tokens was there."""
+    return {
+        row.request.request_id: (
+            row.state,
+            row.reason,
+            row.attempts,
+            *map(tuple, [np.concatenate([[], *row.token_ends_ns])]),
+        )
+        for row in rows.requests
+    }
+
+
+def residency(rows: Rows) -> list[tuple[Any, ...]]:
+    """Everything that came into a pool or left one, in order."""
+    return [event for event in rows.events if event[1] in ("insert", "evict", "drop", "preempt")]

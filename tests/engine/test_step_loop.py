@@ -86,6 +86,7 @@ class Bench:
             tenancy or FIFO(),
             NullRecorder(),
             lambda: self.published.append(aio.now_ns()),
+            lambda count: [0] * count,
             max_steps,
         )
         self.told: list[tuple[Any, ...]] = []
@@ -99,7 +100,7 @@ class Bench:
 
     def decode(self, request_id: int, context: int, limit: int) -> Sequence:
         request = Request(request_id, 0, context, limit)
-        item = StepItem(request_id, Kind.DECODE, context, 1, [0], Sampling(), generated=1)
+        item = StepItem(request_id, Kind.DECODE, context, 1, [0] * 100, Sampling(), generated=1)
         made = Sequence(request, item, asyncio.get_running_loop().create_future(), limit=limit)
         made.on_tokens = lambda first, tokens, ends_ns: self.told.append((request_id, first, ends_ns.tolist()))
         return made
@@ -244,7 +245,7 @@ def test_who_leaves_waits_for_the_step_that_uses_its_pages() -> None:
         assert bench.loop.context_tokens == 0
 
     bench = play(Bench, main)
-    assert [entry for entry in bench.told if entry[0] == 1] == [], "it is told nothing any more"
+    assert [entry for entry in bench.told if entry[0] == 1] == [(1, 1, [STEP])], "of the step that had ended, no more"
 
 
 def test_who_does_not_run_leaves_at_once() -> None:

@@ -13,6 +13,7 @@ WHOLE_NUMBERS: Mapping[str, int] = {
     "sched.attempts": 1,
     "transfer.attempts": 1,
     "engine.max_steps": 1,
+    "engine.headroom_tokens": 1,
     "kvpool.block_tokens": 1,
     "kvpool.dram_bytes": 1,
     "backend.chunk_tokens": 1,
@@ -36,7 +37,7 @@ SECONDS: Mapping[str, bool] = {
 """Durations, and whether they must be more than 0."""
 
 SWITCHES = ("verify", "debug", "backend.verify", "backend.poison")
-NULLABLE = ("verify", "engine.max_steps", "kvpool.block_tokens", "kvpool.dram_bytes")
+NULLABLE = ("verify", "engine.max_steps", "engine.headroom_tokens", "kvpool.block_tokens", "kvpool.dram_bytes")
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:

@@ -266,6 +266,7 @@ def _settings(config: DictConfig) -> Settings:
         attempts=config.sched.attempts,
         transfer_deadline_s=config.transfer.deadline_s,
         transfer_attempts=config.transfer.attempts,
+        headroom_tokens=engine.headroom_tokens,
         max_steps=engine.max_steps,
         timing=Timing(engine.lease_s, engine.wait_s, engine.detect_s),
     )

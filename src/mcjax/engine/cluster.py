@@ -75,6 +75,7 @@ class Cluster:
         timing: Timing,
         share_decoded: bool,
         scope: aio.Scope,
+        headroom_tokens: int | None = None,
         max_steps: int | None = None,
     ):
         self.instances: dict[str, Instance] = {}
@@ -90,6 +91,7 @@ class Cluster:
         self._timing = timing
         self._share_decoded = share_decoded
         self._scope = scope
+        self._headroom_tokens = headroom_tokens
         self._max_steps = max_steps
 
     def join(self, spec: InstanceSpec) -> Instance:
@@ -112,6 +114,7 @@ class Cluster:
             batching,
             self._policies.tenancy(),
             self._share_decoded,
+            self._headroom_tokens,
             self._max_steps,
         )
         capacity = instance.capacity

@@ -23,7 +23,7 @@ class DecodeInstance(Instance):
         pages: list[int] = []
         try:
             self._verify(job, record)
-            pages = await self.pages.take(self.pages_for(job, job.request.prompt_tokens + job.request.max_tokens))
+            pages = await self.pages.take(self.pages_to_decode(job))
             await self._load(job, record, pages)
             await self.generate(job, pages, record.first_token)
             await self.write_back(job, pages)

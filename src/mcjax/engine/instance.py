@@ -46,6 +46,7 @@ class Instance:
         batching: Batching,
         tenancy: Tenancy,
         share_decoded: bool,
+        headroom_tokens: int | None = None,
         max_steps: int | None = None,
     ):
         self.name = name
@@ -55,15 +56,18 @@ class Instance:
         self.capacity = executor.capacity()
         self.pages = Pages(page_store, name)
         self.down: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.loop = StepLoop(name, executor, batching, tenancy, recorder, self.publish, max_steps)
+        self.loop = StepLoop(name, executor, batching, tenancy, recorder, self.publish, self.pages.more, max_steps)
+        self.pages.on_space = self.loop.feed
         self.jobs = 0
         """Jobs in the house."""
         self._accepted = 0
+        self._decoded = 0
         self._queue_ns = 0
         self._bus = bus
         self._recorder = recorder
         self._namer = namer
         self._share_decoded = share_decoded
+        self._headroom_tokens = headroom_tokens
         self._fetcher = PrefixFetcher(node, nodes, conductor, recorder)
         self.publish()
 
@@ -107,6 +111,15 @@ class Instance:
             limit = min(capacity.max_context_tokens, capacity.pages * capacity.page_tokens)
             raise RequestTooLarge(job.request_id, f"needs {tokens} tokens of context, {self.name} holds {limit}")
         return count
+
+    def pages_to_decode(self, job: Job) -> int:
+        """Pages to begin decoding with: prompt and headroom. Raises `RequestTooLarge` if the output could never fit."""
+        request = job.request
+        whole = self.pages_for(job, request.prompt_tokens + request.max_tokens)
+        if self._headroom_tokens is None:
+            return whole
+        ahead = max(self._headroom_tokens, job.produced)
+        return min(whole, self.pages_for(job, request.prompt_tokens + max(1, ahead)))
 
     async def load_prefix(self, job: Job, pin: Pin, pages: list[int]) -> int:
         """Load the pinned prefix into pages; returns the position from which to compute (the last token always is)."""
@@ -197,15 +210,52 @@ class Instance:
             generated=1,
             forced=max(0, job.produced - 1),
         )
+        self._decoded += 1
+        order = self._decoded
+        while True:
+            end = await self._decode(job, item, order)
+            if not end.preempted:
+                return
+
+    async def _decode(self, job: Job, item: StepItem, order: int) -> End:
+        """Decode to the end, or until preempted; then the pages have been out, and are back when this returns."""
         done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        sequence = Sequence(request, item, done, limit=request.max_tokens, on_tokens=job.emit)
+        limit = job.request.max_tokens
+        sequence = Sequence(job.request, item, done, limit=limit, order=order, on_tokens=job.emit)
         self.loop.add_decode(sequence)
         self.publish()
         try:
-            await done
+            end = await done
+            if end.preempted:
+                await self._swap(job, item, sequence)
+            return end
         finally:
+            self.loop.made_room(sequence)
             await self.loop.leave(sequence)
             self.publish()
+
+    async def _swap(self, job: Job, item: StepItem, sequence: Sequence) -> None:
+        """Move the sequence's pages to the node's DRAM, wait for pages, and move them back, checksums verified.
+
+        Raises `PoolFull` when there is no room in DRAM: the conductor then has the prompt computed again, and what was
+        decoded is replayed.
+        """
+        pages, pool = item.pages, self.node.pool
+        used = self.pages_for(job, item.start)
+        slots = pool.reserve(job.request_id, used)
+        try:
+            held = pool.store.regions(slots.slots)
+            source = self.pages.store.regions(pages[:used])
+            checksums = await self.node.move(Copy(source, held, job.request_id, checksum=True))
+            given, pages[:] = pages[:], []  # the caller gives back what is in its list at the end
+            self.pages.give_back(given)
+            self.loop.made_room(sequence)
+            self.publish()
+            pages.extend(await self.pages.take(max(used, self.pages_for(job, item.start + 1))))
+            target = self.pages.store.regions(pages[:used])
+            await load(self.node, pool, held, checksums, (), target, job.request_id)
+        finally:
+            pool.release(slots)
 
     async def write_back(self, job: Job, pages: list[int]) -> None:
         """Put the full blocks that decode filled into the node's pool, for the session's next turn.

@@ -32,6 +32,7 @@ class StepLoop:
         tenancy: Tenancy,
         recorder: Recorder,
         on_change: Callable[[], None],
+        more_pages: Callable[[int], list[int]],
         max_steps: int | None = None,
     ):
         self.name = name
@@ -46,10 +47,12 @@ class StepLoop:
         self._tenancy = tenancy
         self._recorder = recorder
         self._on_change = on_change
+        self._more_pages = more_pages
         self._max_steps = max_steps or (1 << 30)
         self._wake = aio.Signal(f"{name}.loop")
         self.growth: Growth | None = None
         """What the running decode step adds to `context_tokens`, until the step is applied."""
+        self._making_room: dict[Sequence, None] = {}
         self._growths: list[Growth] = []
         self._running: list[Sequence] = []
         self._dead: McjaxError | None = None
@@ -77,7 +80,7 @@ class StepLoop:
             self.growth = Growth(self.growth.batch - 1, self._executor.step_ends_ns)
             self._growths.append(self.growth)
         self._on_change()
-        sequence.left = asyncio.get_running_loop().create_future()
+        sequence.left, sequence.left_ns = asyncio.get_running_loop().create_future(), aio.now_ns()
         self._executor.interrupt()
         await _ended(sequence.left)
 
@@ -170,12 +173,14 @@ class StepLoop:
         self._growths, self.growth = [], None
 
     def _plan(self) -> tuple[StepPlan, list[Sequence], int] | None:
-        prefills, decodes = self.prefills, self.decodes
+        prefills = self.prefills
+        self._grow_pages()
+        decodes = [sequence for sequence in self.decodes if self._room(sequence) > 0]
         if not prefills and not decodes:
             return None
         if not prefills:
-            horizon = min(sequence.limit - sequence.item.generated for sequence in decodes)
-            return StepPlan([s.item for s in decodes]), list(decodes), min(horizon, self._max_steps)
+            horizon = min(min(s.limit - s.item.generated, self._room(s)) for s in decodes)
+            return StepPlan([s.item for s in decodes]), decodes, min(horizon, self._max_steps)
         first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
         if not 0 <= first < len(prefills):
             raise ConfigError("sched.tenancy", strategy_name(self._tenancy), f"chose prompt {first} of {len(prefills)}")
@@ -183,7 +188,7 @@ class StepLoop:
         batch = self._batching.choose(
             [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
         )
-        self._check(batch, waiting)
+        self._check(batch, waiting, len(decodes))
         chosen: list[Sequence] = []
         for index, tokens in batch.chunks:
             sequence = waiting[index]
@@ -196,10 +201,49 @@ class StepLoop:
             chosen += decodes
         return StepPlan([sequence.item for sequence in chosen]), chosen, 1
 
-    def _check(self, batch: Batch, waiting: list[Sequence]) -> None:
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that still fit into its pages."""
+        return len(sequence.item.pages) * self._capacity.page_tokens - sequence.item.start
+
+    def feed(self) -> None:
+        """Pages have come free: decodes that stand still for want of one go before those that wait to join."""
+        if self._dead is None and self._grow_pages():
+            self._woken()
+
+    def made_room(self, sequence: Sequence) -> None:
+        """A preempted sequence has given its pages back, or has ended."""
+        self._making_room.pop(sequence, None)
+
+    def _grow_pages(self) -> bool:
+        """Give a page to every decode that has no room for its next token; True if one got it.
+
+        Where pages have run out it stands still. If it came before somebody else who holds pages here, the last of
+        those is preempted: one at a time, since each frees more than a page.
+        """
+        starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
+        grown = False
+        for sequence in sorted(starving, key=lambda sequence: sequence.order):
+            page = self._more_pages(1)
+            if page:
+                sequence.item.pages.extend(page)
+                grown = True
+                continue
+            last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.order)
+            if not self._making_room and last is not sequence and not last.running:
+                self._preempt(last)
+        return grown
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._remove(sequence)
+        self._making_room[sequence] = None
+        self._recorder.event(aio.now_ns(), "preempt", sequence.item.request_id, self.name, tokens=sequence.item.start)
+        if not sequence.done.done():
+            sequence.done.set_result(End(None, aio.now_ns(), output_ended=False, preempted=True))
+
+    def _check(self, batch: Batch, waiting: list[Sequence], decoding: int) -> None:
         """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
         name, limit = strategy_name(self._batching), self._capacity.chunk_tokens
-        if not batch.chunks and not (batch.decode and self.decodes):
+        if not batch.chunks and not (batch.decode and decoding):
             raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
         indices = [index for index, _ in batch.chunks]
         if len(dict.fromkeys(indices)) != len(indices) or not all(0 <= index < len(waiting) for index in indices):
@@ -232,6 +276,9 @@ class StepLoop:
                 item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
             if sequence.left is not None:
                 self.context_tokens -= steps  # it left while the step ran, and was already taken off
+                seen = int(np.searchsorted(ends_ns, sequence.left_ns))
+                if seen:  # of a macro-step, what was there before it left
+                    sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
                 continue
             sequence.on_tokens(first, tokens, ends_ns)
             if index in finished or item.generated >= sequence.limit:

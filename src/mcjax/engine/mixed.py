@@ -25,7 +25,7 @@ class MixedInstance(Instance):
         own: Reservation | None = None
         pool = self.node.pool
         try:
-            page_count = self.pages_for(job, job.request.prompt_tokens + job.request.max_tokens)
+            page_count = self.pages_to_decode(job)
             pin = await self._fetcher.fetch(job, placement)
             own = await self.node.reserve_at(self.node, job.request_id, len(job.blocks) - len(pin))
             pages = await self.pages.take(page_count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mcjax import aio
@@ -127,12 +127,16 @@ async def load(
 
 
 class Pages:
-    """Device pages of one instance, handed out whole to a request, in order of arrival."""
+    """Device pages of one instance: as many at once as a request needs to begin, in order of arrival; then one by one.
+
+    `on_space` hears of free pages before those who wait to begin.
+    """
 
     def __init__(self, store: BlockStore, name: str):
         self.store = store
+        self.on_space: Callable[[], None] = lambda: None
         self._queue = aio.WaitQueue(f"{name}.pages")
-        store.on_space = self._queue.notify
+        store.on_space = self._space
 
     async def take(self, count: int) -> list[int]:
         """Wait for `count` pages. The caller has made sure that the instance has so many at all."""
@@ -151,8 +155,16 @@ class Pages:
             raise
         return found
 
+    def more(self, count: int) -> list[int]:
+        """`count` pages now, for somebody who is at work; none if there are fewer."""
+        return self.store.reserve(count) if self.store.free_slots >= count else []
+
     def give_back(self, pages: list[int]) -> None:
         self.store.free(pages)
+        self._space()
+
+    def _space(self) -> None:
+        self.on_space()
         self._queue.notify()
 
     def check_idle(self) -> None:

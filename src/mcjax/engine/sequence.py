@@ -24,11 +24,12 @@ def _ignore_tokens(first: int, tokens: Tokens | None, ends_ns: NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class End:
     """How a sequence's time in a loop ended: its last token here (None where ids do not exist; a prompt's last token is
-    the first of the output), when, and whether the whole output ended with it."""
+    the first of the output), when, and whether the whole output ended with it. `preempted`: it had to make room."""
 
     token: int | None
     end_ns: int
     output_ended: bool
+    preempted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +45,10 @@ class Sequence:
     done: asyncio.Future[End]
     end: int = 0
     limit: int = 0
+    order: int = 0
+    """Grows with the time at which it came to decode here: who came last makes room first."""
     on_chunk: Callable[[int, int, int], None] = field(default=_ignore_chunk)
     on_tokens: Callable[[int, Tokens | None, NDArray[np.int64]], None] = field(default=_ignore_tokens)
-    estimate_ns: int = 0
     running: bool = False
     left: asyncio.Future[None] | None = None
+    left_ns: int = 0

@@ -31,6 +31,7 @@ class Settings:
     attempts: int = 4  # placements of a job before it fails
     transfer_deadline_s: float = 60.0  # bound on one attempt at a copy
     transfer_attempts: int = 3  # attempts at a copy
+    headroom_tokens: int | None = None  # output tokens that pages are taken for before decoding; None: max_tokens
     max_steps: int | None = None  # bound on a macro-step; 1 makes every step an event
     timing: Timing = field(default_factory=Timing)
 
@@ -71,6 +72,7 @@ class Service:
             settings.timing,
             share_decoded,
             scope,
+            settings.headroom_tokens,
             settings.max_steps,
         )
         self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens)

@@ -74,8 +74,8 @@ def draw_workload(rng: np.random.Generator) -> Synthetic:
         turns=(1, 3),
         first_prompt_tokens=(1, 24),
         user_tokens=(1, 10),
-        output_tokens=(1, 9),
-        max_tokens=10,
+        output_tokens=(1, 20),
+        max_tokens=24,
         rate_per_s=float(rng.choice([5.0, 50.0, 500.0])),
         think_time_s=0.05,
         vocab_size=50,
@@ -83,9 +83,13 @@ def draw_workload(rng: np.random.Generator) -> Synthetic:
     )
 
 
+MOST_TOKENS = 132
+"""Longest prompt and output that a drawn workload can come to."""
+
+
 def draw_sizes(rng: np.random.Generator) -> Sizes:
     return Sizes(
-        pages=int(rng.integers(40, 90)),
+        pages=int(rng.integers(MOST_TOKENS // 4, 56)),
         pool_blocks=int(rng.integers(40, 120)),
         max_batch=int(rng.integers(1, 6)),
         chunk_tokens=int(rng.integers(1, 20)),
@@ -97,8 +101,11 @@ def run_schedule(seed: int, faults: Faults, parts: Parts, cluster: str | None = 
     shape, world_rng, fault_rng, policy_rng = (np.random.default_rng([seed, stream]) for stream in range(4))
     name = cluster or str(shape.choice(CLUSTERS))
     book = ScriptBook()
+    headroom = [None, 1, 4][int(shape.integers(3))]
     world = CheckWorld(draw_sizes(shape), book, faults, world_rng)
-    run = _Schedule(Outcome(seed, name), world, book, draw_workload(shape), faults, parts, fault_rng, policy_rng)
+    run = _Schedule(
+        Outcome(seed, name), world, book, draw_workload(shape), faults, parts, fault_rng, policy_rng, headroom
+    )
     try:
         world.run(run.main)
     except Deadlock as problem:
@@ -125,7 +132,9 @@ class _Schedule:
         parts: Parts,
         fault_rng: np.random.Generator,
         policy_rng: np.random.Generator,
+        headroom_tokens: int | None,
     ):
+        self._headroom_tokens = headroom_tokens
         self.outcome = outcome
         self._world = world
         self._book = book
@@ -175,6 +184,7 @@ class _Schedule:
                 report_period_s=0.01,
                 attempts=40,
                 transfer_deadline_s=0.2,
+                headroom_tokens=self._headroom_tokens,
                 timing=Timing(lease_s=0.3, wait_s=1.0, detect_s=0.05),
             ),
             keeps_tokens=True,
