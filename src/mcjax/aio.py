@@ -144,12 +144,16 @@ class WallClock:
 
 def clock() -> Clock:
     """The running loop's clock, made at first use on a stock loop."""
-    loop = asyncio.get_running_loop()
-    found = getattr(loop, "mcjax_clock", None)
-    if found is None:
-        found = WallClock(loop)
-        loop.mcjax_clock = found  # pyright: ignore[reportAttributeAccessIssue]
-    return cast("Clock", found)
+    loop = cast("_LoopWithClock", asyncio.get_running_loop())
+    try:
+        return loop.mcjax_clock
+    except AttributeError:
+        loop.mcjax_clock = WallClock(asyncio.get_running_loop())
+        return loop.mcjax_clock
+
+
+class _LoopWithClock(Protocol):
+    mcjax_clock: Clock
 
 
 def now_ns() -> int:

@@ -87,7 +87,7 @@ class SimTransport:
         if flow.cancelled():
             problem = TransferError("the batch was cancelled", copy.request_id, copy.first_block)
         else:
-            problem = self._problem(copy)
+            problem = self._stale(copy)
         self._end(batch, index, nbytes, problem)
 
     def _end(self, batch: SimBatch, index: int, nbytes: int, problem: TransferError | None) -> None:
@@ -105,10 +105,9 @@ class SimTransport:
             problem = self._refusal(side, region)
             if problem:
                 return TransferError(f"{self.name}: {problem}", copy.request_id, copy.first_block)
-        for side, region in (("source", source), ("target", target)):
-            if not region.is_current():
-                problem = f"{self.name}: {side} region of {region.memory.name} is stale"
-                return StaleRegion(problem, copy.request_id, copy.first_block)
+        stale = self._stale(copy)
+        if stale is not None:
+            return stale
         problem = ""
         if len(source.slots) != len(target.slots):
             problem = f"{len(source.slots)} source slots, {len(target.slots)} target slots"
@@ -117,6 +116,17 @@ class SimTransport:
         elif not self._reaches(source.memory, target.memory):
             problem = f"no way from {source.memory.name} to {target.memory.name}"
         return TransferError(f"{self.name}: {problem}", copy.request_id, copy.first_block) if problem else None
+
+    def _stale(self, copy: Copy) -> TransferError | None:
+        """What can change while a copy is under way: a slot's owner, or that a memory is known at all."""
+        for side, region in (("source", copy.source), ("target", copy.target)):
+            if region.memory not in self._memories:
+                problem = f"{self.name}: {side} memory {region.memory.name} is not registered"
+                return TransferError(problem, copy.request_id, copy.first_block)
+            if not region.is_current():
+                problem = f"{self.name}: {side} region of {region.memory.name} is stale"
+                return StaleRegion(problem, copy.request_id, copy.first_block)
+        return None
 
     def _refusal(self, side: str, region: Region) -> str:
         memory = region.memory
