@@ -53,14 +53,14 @@ class Bench:
         self.pin, self.reservation = node.pool.pin(1, BLOCKS), node.pool.reserve(1, slots)
 
         def note(piece: Piece) -> None:
-            self.arrived.append((piece.first, len(piece.region.slots), piece.shared))
+            self.arrived.append((piece.first, len(piece.region.slots)))
             if on_arrival is not None:
                 on_arrival(piece)
 
         return BlockStream(self.nodes[0], node, BLOCKS, self.reservation, self.pin, True, note)
 
-    def piece(self, first: int, count: int, shared: bool = True) -> Piece:
-        return Piece(first, self.pages.regions(range(first, first + count)), shared=shared)
+    def piece(self, first: int, count: int) -> Piece:
+        return Piece(first, self.pages.regions(range(first, first + count)))
 
     def bytes_of(self, node: int, blocks: tuple[int, ...]) -> list[int]:
         pool = self.nodes[node].pool
@@ -87,15 +87,14 @@ def test_pieces_arrive_in_order_while_more_are_produced() -> None:
         stream.push(bench.piece(0, 2))
         stream.push(bench.piece(2, 1))
         await aio.sleep_ns(20 * MS)
-        assert bench.arrived == [(0, 2, True), (2, 1, True)]
+        assert bench.arrived == [(0, 2), (2, 1)]
         assert len(bench.pin) == 3, "what has arrived is pinned, and may be matched"
         assert bench.nodes[0].pool.match(BLOCKS) == 3
         assert not task.done()
-        stream.push(bench.piece(3, 1))
-        stream.push(bench.piece(4, 1, shared=False))
+        stream.push(bench.piece(3, 2))  # the last block, and the tail behind it
         stream.close()
         await task
-        assert bench.arrived[2:] == [(3, 1, True), (4, 1, False)]
+        assert bench.arrived[2:] == [(3, 2)]
         assert bench.bytes_of(0, BLOCKS) == [0, 1, 2, 3]
         assert len(bench.reservation) == 1, "the private tail is in the one slot that nobody can match"
         buffer: Any = bench.nodes[0].pool.store.buffer()

@@ -162,11 +162,11 @@ class Instance:
             tokens_left -= end - begin
             self._queue_ns -= worked_ns
             ready = min(end // page_tokens, full)
+            if end == request.prompt_tokens and end > full * page_tokens and store_tail:
+                ready = full + 1
             if ready > sent:
                 stream.push(Piece(sent, self.pages.store.regions(pages[sent:ready])))
                 sent = ready
-            if end == request.prompt_tokens and end > full * page_tokens and store_tail:
-                stream.push(Piece(full, self.pages.store.regions(pages[full : full + 1]), shared=False))
             if end == request.prompt_tokens:
                 stream.close()
 

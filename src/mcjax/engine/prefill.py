@@ -74,19 +74,15 @@ class PrefillInstance(Instance):
         """Three things at once: the loop computes, one stream fills the own pool, another the receiver's."""
         blocks, cached, present = job.blocks, len(pin), len(there)
         arrived: dict[int, bytes] = dict(enumerate(self.node.pool.checksums(blocks[:cached])))
-        tail_checksum = b""
+        full, store = len(blocks), self.node.pool.store
 
         def sent_on(piece: Piece) -> None:
-            nonlocal tail_checksum
-            if not piece.shared:
-                tail_checksum = piece.checksums[0] if piece.checksums else b""
-                onward.push(piece)
-                return
+            """What is in the own pool goes on to the receiver, less what is there already (never the tail)."""
             arrived.update(enumerate(piece.checksums, piece.first))
-            skip = max(0, present - piece.first)
-            if skip < len(piece.region.slots):
-                region = self.node.pool.region(blocks[piece.first + skip : piece.first + len(piece.region.slots)])
-                onward.push(Piece(piece.first + skip, region, piece.checksums[skip:]))
+            skip = max(0, min(present, full) - piece.first)
+            slots = piece.region.slots[skip:]
+            if slots:
+                onward.push(Piece(piece.first + skip, store.regions(slots), piece.checksums[skip:]))
 
         onward = BlockStream(self.node, receiver, blocks, arriving, there, checksum=False)
         inward = BlockStream(self.node, self.node, blocks, own, pin, checksum=True, on_arrival=sent_on)
@@ -115,11 +111,11 @@ class PrefillInstance(Instance):
         return CompletionRecord(
             request_id=job.request_id,
             blocks=blocks,
-            checksums=tuple(arrived.get(index, b"") for index in range(len(blocks))),
+            checksums=tuple(arrived.get(index, b"") for index in range(full)),
             prompt_tokens=job.request.prompt_tokens,
             first_token=end.token,
             output_ended=end.output_ended,
             pin=there,
             tail=arriving,
-            tail_checksum=tail_checksum,
+            tail_checksum=arrived.get(full, b""),
         )

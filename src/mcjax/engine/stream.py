@@ -15,12 +15,11 @@ from mcjax.transfer.base import Copy, Region
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Blocks `first .. first + len(region.slots)` of the chain; `shared` is False for the trailing partial block."""
+    """Blocks `first .. first + len(region.slots)` of a prompt. One beyond its full blocks is the private tail."""
 
     first: int
     region: Region
     checksums: tuple[bytes, ...] = ()
-    shared: bool = True
 
 
 class BlockStream:
@@ -71,18 +70,17 @@ class BlockStream:
 
     async def _send(self, piece: Piece) -> None:
         pool, owner, count = self._target.pool, self._reservation.owner, len(piece.region.slots)
+        span = self._blocks[piece.first : piece.first + count]
         self._reservation.check()
         target = pool.store.regions(self._reservation.slots[:count])
-        first_block = self._blocks[piece.first] if piece.shared else -1
-        copy = Copy(piece.region, target, owner, first_block, checksum=self._checksum)
+        copy = Copy(piece.region, target, owner, span[0] if span else -1, checksum=self._checksum)
         checksums = await self._sender.move(copy) or piece.checksums
         self._reservation.check()
-        if not piece.shared:
-            self._on_arrival(Piece(piece.first, target, checksums, shared=False))
-            return
-        span = self._blocks[piece.first : piece.first + count]
-        parent = self._blocks[piece.first - 1] if piece.first else None
-        if not pool.commit(self._reservation, span, parent, checksums):
-            raise TransferError("the prefix it continues is no longer resident", owner, span[0])
-        pool.deepen(self._pin, self._blocks[: piece.first + count])
-        self._on_arrival(Piece(piece.first, pool.region(span), checksums))
+        if span:
+            parent = self._blocks[piece.first - 1] if piece.first else None
+            if not pool.commit(self._reservation, span, parent, checksums):
+                raise TransferError("the prefix it continues is no longer resident", owner, span[0])
+            pool.deepen(self._pin, self._blocks[: piece.first + len(span)])
+        # The tail stays in its reserved slot: nobody else may ever match it.
+        arrived = pool.store.regions([*pool.region(span).slots, *target.slots[len(span) :]])
+        self._on_arrival(Piece(piece.first, arrived, checksums))
