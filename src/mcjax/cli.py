@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 HELP = """\
 mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check it.
 
   mcjax                             the demo: a real prefill and a real decode instance on this machine
   mcjax GROUP=OPTION key=value ...  any other run; -m sweeps over comma-separated values
+  mcjax explain RUN REQUEST         one request's timeline, and what each of its decisions chose among
   mcjax replay RUN                  decide a run's decisions again from its own log
+  mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
+  mcjax fit MEASUREMENTS            a cost=fitted from measured steps
+  mcjax figures                     the published figures again: ours, published, difference
   mcjax --cfg job ...               print the config of a run without running it
 
 Worlds     backend=jax       the real engine (default)
@@ -21,11 +26,12 @@ Cluster    cluster=1p1d|8p8d|16m|2p2d+1m
 Policies   sched/prefill=random|round_robin|least_loaded|cache_aware|kvcache_centric|custom
            sched/batching=prefill_first|chunked      sched/admission=none|early_rejection
            sched/decode, sched/fetch, sched/tenancy, sched/roles, kvpool/eviction, kvpool/watermark
-Traffic    workload=chat|synthetic|mooncake (workload.path=FILE)    slo=relative|paper|none
+Traffic    workload=chat|synthetic    slo=relative|paper|none
+           workload=mooncake|azure|servegen|burstgpt|bailian|jsonl (workload.path=FILE), slice, superposed, reblocked
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
-           model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline
+           model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline|table|aiconfigurator
 Tracking   track=files|wandb|none
-Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections (workload.path=FILE)
+Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
 
   mcjax backend=sim workload=mooncake workload.path=FILE cluster=8p8d hardware=a800x8 model=llama3-70b
   mcjax backend=check faults=random seed=1
@@ -36,14 +42,28 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 """
 
 
-def _replay(arguments: Sequence[str]) -> int:
-    from mcjax.app.replay import command
+COMMANDS = {
+    "replay": "mcjax.app.replay",
+    "explain": "mcjax.app.explain",
+    "workload": "mcjax.app.workload_report",
+    "fit": "mcjax.app.fit",
+    "figures": "mcjax.app.figures.page",
+}
+"""Each module has `command(arguments) -> exit status`, and is imported when it is asked for."""
 
-    sys.path.insert(0, os.getcwd())  # the run may have used a strategy that lies here
-    return command(arguments)
 
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"replay": _replay}
+def _command(name: str, arguments: Sequence[str]) -> int:
+    sys.path.insert(0, os.getcwd())  # a run may have used a strategy that lies here
+    try:
+        status: int = importlib.import_module(COMMANDS[name]).command(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("mcjax: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `mcjax explain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        return 0
 
 
 def main() -> None:
@@ -58,7 +78,7 @@ def main() -> None:
         print(f"mcjax {__version__}")
         return
     if arguments and arguments[0] in COMMANDS:
-        raise SystemExit(COMMANDS[arguments[0]](arguments[1:]))
+        raise SystemExit(_command(arguments[0], arguments[1:]))
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and arguments[0][:1] not in "+~":
         print(f"mcjax: no command {arguments[0]!r}; there is {', '.join(COMMANDS)}. See mcjax --help", file=sys.stderr)
         raise SystemExit(2)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mcjax.cost import formulas
 from mcjax.cost.base import CostModel
 from mcjax.cost.catalogue import fitted, hardware, model
 from mcjax.cost.fitted import Fitted
@@ -20,7 +21,7 @@ from mcjax.errors import ConfigError
 
 MIXTURE = ModelShape("mixture", 4, 512, 8, 2, 64, 256, 1000, experts=16, experts_per_token=2)
 PADDED = Padded("padded", 256, 3_000_001, 7_300, 900_000, 11_003, 3_101)
-ADDITIVE = ["fitted", "roofline", "tpu", "tiny-cpu", "experts"]
+ADDITIVE = ["fitted", "roofline", "tpu", "tiny-cpu", "experts", "whole-experts"]
 NAMES = [*ADDITIVE, "padded"]
 
 
@@ -35,8 +36,9 @@ def cost(name: str) -> CostModel:
         "tpu": (model("llama3-8b"), hardware("tpu_v6e_8")),
         "tiny-cpu": (model("tiny"), hardware("cpu")),
         "experts": (MIXTURE, hardware("h100x8")),
+        "whole-experts": (MIXTURE, hardware("h100x8")),
     }[name]
-    return Roofline(shape, machine)
+    return Roofline(shape, machine, expert_parallel=name == "whole-experts")
 
 
 names = st.sampled_from(NAMES)
@@ -172,3 +174,21 @@ def test_a_padded_decode_step_takes_as_long_as_its_mean_row() -> None:
 def test_padded_constants_are_checked(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         replace(PADDED, **{key: -1})
+
+
+def test_expert_parallel_sends_tokens_instead_of_reducing_them() -> None:
+    """Only the collectives differ: prefill and decode by the same bytes a token, over the interconnect."""
+    machine = hardware("h100x8")
+    sliced, whole = Roofline(MIXTURE, machine), Roofline(MIXTURE, machine, expert_parallel=True)
+    saved = formulas.collective_bytes_per_token(MIXTURE, 8) - formulas.expert_parallel_bytes_per_token(MIXTURE, 8)
+    assert saved > 0  # two experts of a token are on two of eight accelerators at most
+    expected_ns = 100_000 * saved * 1e9 / machine.interconnect_bytes_per_s
+    assert sliced.prefill_ns(0, 100_000) - whole.prefill_ns(0, 100_000) == pytest.approx(expected_ns, rel=1e-3)
+    steps = sliced.step_ns(10_000, 0, 1)[0] - whole.step_ns(10_000, 0, 1)[0]
+    assert steps == pytest.approx(expected_ns / 10, rel=2e-3)
+
+
+@pytest.mark.parametrize("shape", [model("llama3-70b"), replace(MIXTURE, experts=12)])
+def test_expert_parallel_needs_experts_that_divide(shape: ModelShape) -> None:
+    with pytest.raises(ConfigError, match=r"cost\.expert_parallel=True.*8 accelerators share evenly"):
+        Roofline(shape, hardware("h100x8"), expert_parallel=True)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
+from importlib.resources import files
+from inspect import Parameter, signature
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from mcjax.cost import published, report
 from mcjax.cost.catalogue import fitted
@@ -78,3 +82,15 @@ def test_the_package_imports_neither_jax_nor_hydra() -> None:
         "sys.exit(any(name in sys.modules for name in ('jax', 'hydra', 'omegaconf')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("option", ["aiconfigurator", "auto", "fitted", "roofline", "table"])
+def test_every_key_of_an_option_is_taken(option: str) -> None:
+    text = files("mcjax").joinpath("conf", "cost", f"{option}.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    module, name = values.pop("_target_").rsplit(".", 1)
+    taken = signature(getattr(import_module(module), name)).parameters
+    assert set(values) == set(taken), "and every parameter can be set"
+    for key, value in values.items():
+        default = taken[key].default
+        assert option == "fitted" or default in (value, Parameter.empty), key  # fitted holds one pair's constants

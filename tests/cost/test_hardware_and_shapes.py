@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -205,3 +206,22 @@ def test_hardware_needs_no_interconnect_for_one_device() -> None:
     alone = hardware("cpu")
     assert isinstance(alone, Hardware)
     assert (alone.count, alone.interconnect_bytes_per_s) == (1, 0)
+
+
+def test_all_to_all_bytes_against_drawn_routing() -> None:
+    """Tokens start on any accelerator and draw 8 of 128 experts: count what leaves each, there and back."""
+    shape, ways, tokens = ModelShape.from_hugging_face(QWEN3_30B_A3B), 8, 4000
+    rng = np.random.default_rng(3)
+    sent = 0
+    for token in range(tokens):
+        holders = set((rng.permutation(128)[:8] // (128 // ways)).tolist())
+        sent += len(holders - {token % ways})
+    drawn = sent / tokens
+    assert drawn == pytest.approx(float(Fraction(*formulas.remote_expert_holders(shape, ways))), rel=0.01)
+    hidden = shape.d_model * shape.dtype_bytes
+    around_attention = 2 * (ways - 1) / ways * hidden  # reduce-scatter and all-gather
+    there_and_back = 2 * drawn / ways * hidden
+    expected = shape.layers * (around_attention + there_and_back)
+    assert formulas.expert_parallel_bytes_per_token(shape, ways) == pytest.approx(expected, rel=0.01)
+    assert formulas.remote_expert_holders(shape, 1)[0] == 0
+    assert formulas.expert_parallel_bytes_per_token(shape, 1) == 0

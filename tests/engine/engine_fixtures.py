@@ -18,6 +18,7 @@ from mcjax.cost import catalogue
 from mcjax.engine.cluster import Mechanisms, Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Service, Settings
+from mcjax.errors import DeadlineExceeded
 from mcjax.kvpool.eviction.lru import LRU
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.kvpool.watermark.static import Static as StaticWatermark
@@ -138,7 +139,13 @@ class CheckBench:
                 made = service(scope, world, self.rows, settings, True, 6)
                 made.start(parse_cluster(self.cluster))
                 scope.spawn(self._audit(made), "audit")
-                await scope.run(main(made))
+                work = aio.spawn(scope.run(main(made)), "work")
+                try:
+                    await aio.within(100 * NS_PER_S, work)
+                except DeadlineExceeded:
+                    raise AssertionError(f"hanging: {world.loop.who_waits()}") from None
+                finally:
+                    await aio.settle(work)
                 await aio.sleep_ns(NS_PER_S)  # longer than a lease
                 made.cluster.check_idle()
                 assert not made.conductor.state._pending.any()

@@ -89,7 +89,7 @@ def test_macro_steps_change_nothing_whatever_happens(
     slo: SLO | None,
     patience_s: dict[int, float],
 ) -> None:
-    """Preemption, swap, prompts computed again, chunks that ride along, rejections, clients that go away, early ends."""
+    """Preemption, swap, prompts computed again, chunks that ride along, rejections, cancels, early ends."""
 
     def play(max_steps: int | None) -> Rows:
         traffic = Synthetic(

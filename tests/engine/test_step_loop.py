@@ -91,11 +91,11 @@ class Bench:
         )
         self.told: list[tuple[Any, ...]] = []
 
-    def prompt(self, request_id: int, tokens: int, start: int = 0, priority: int = 0) -> Sequence:
+    def prompt(self, request_id: int, tokens: int, start: int = 0, priority: int = 0, order: int = 0) -> Sequence:
         request = Request(request_id, 0, tokens, 8, tokens=np.arange(tokens, dtype=np.int32), priority=priority)
         item = StepItem(request_id, Kind.PREFILL, start, 0, [0], Sampling())
-        made = Sequence(request, item, asyncio.get_running_loop().create_future(), end=tokens)
-        made.on_chunk = lambda begin, end, end_ns: self.told.append((request_id, begin, end, end_ns))
+        made = Sequence(request, item, asyncio.get_running_loop().create_future(), end=tokens, order=order)
+        made.on_chunk = lambda begin, end, _: self.told.append((request_id, begin, end, aio.now_ns()))
         return made
 
     def decode(self, request_id: int, context: int, limit: int) -> Sequence:
@@ -388,3 +388,20 @@ def test_a_tenancy_that_chooses_nobody_is_named() -> None:
 
     with pytest.raises(ConfigError, match=r"sched\.tenancy=Wild"):
         play(lambda: Bench(tenancy=Wild()), main)
+
+
+def test_a_prompt_that_was_not_ready_keeps_its_place() -> None:
+    """It comes in at the next chunk of a prompt that was ready sooner."""
+
+    async def main(bench: Bench) -> None:
+        prompts = [bench.prompt(number, 16, order=number) for number in (2, 3, 4)]
+        for prompt in prompts:
+            bench.loop.add_prefill(prompt)
+        await aio.sleep_ns(1)
+        late = bench.prompt(1, 8, order=1)
+        bench.loop.add_prefill(late)
+        assert [sequence.order for sequence in bench.loop.prefills] == [1, 2, 3, 4]
+        await prompts[-1].done
+
+    bench = play(Bench, main)
+    assert [entry[0] for entry in bench.told] == [2, 1, 2, 3, 3, 4, 4]

@@ -46,7 +46,7 @@ class Bench:
             engine.register(store)
             pool = Pool(name, store, LRU(), StaticWatermark(), NullRecorder(), NS_PER_S)
             self.nodes.append(Node(name, pool, engine, NS_PER_S))
-        self.arrived: list[tuple[int, int, bool]] = []
+        self.arrived: list[tuple[int, int]] = []
 
     def stream(self, slots: int, target: int = 0, on_arrival: Callable[[Piece], None] | None = None) -> BlockStream:
         node = self.nodes[target]

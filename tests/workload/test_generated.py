@@ -16,9 +16,14 @@ from omegaconf import OmegaConf
 import mcjax
 from mcjax.errors import ConfigError
 from mcjax.types import Tokens
+from mcjax.workload.azure import Azure
+from mcjax.workload.bailian import Bailian
 from mcjax.workload.base import Turn, Workload
+from mcjax.workload.burstgpt import BurstGPT
 from mcjax.workload.chat import Chat
+from mcjax.workload.jsonl import Jsonl
 from mcjax.workload.mooncake import Mooncake
+from mcjax.workload.servegen import ServeGen
 from mcjax.workload.synthetic import Synthetic
 
 
@@ -333,7 +338,19 @@ def test_values_that_cannot_work_name_their_key(make: Any, setting: dict[str, An
     assert caught.value.key == f"workload.{key}"
 
 
-@pytest.mark.parametrize(("name", "made"), [("chat", Chat), ("synthetic", Synthetic), ("mooncake", Mooncake)])
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("chat", Chat),
+        ("synthetic", Synthetic),
+        ("mooncake", Mooncake),
+        ("azure", Azure),
+        ("bailian", Bailian),
+        ("burstgpt", BurstGPT),
+        ("jsonl", Jsonl),
+        ("servegen", ServeGen),
+    ],
+)
 def test_yaml_repeats_the_defaults_of_the_code(name: str, made: Any) -> None:
     """One truth: what `Chat(seed)` does in a notebook is what `workload=chat` does."""
     path = Path(mcjax.__file__).parent / "conf" / "workload" / f"{name}.yaml"

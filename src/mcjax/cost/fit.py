@@ -32,8 +32,19 @@ def fit_prefill(tokens: Sequence[int], seconds: Sequence[float]) -> tuple[int, i
     """(`prefill_ps_per_token`, `prefill_fs_per_token_squared`) of whole prompts, empty cache, two sizes or more."""
     if len(set(tokens)) < 2:
         raise ConfigError("tokens", list(tokens), "at least two prompt lengths are needed for a n + b n^2")
-    lengths = np.asarray(tokens, np.float64)
-    linear, square = _relative_least_squares([lengths, lengths * lengths], np.asarray(seconds, np.float64))
+    return fit_chunks([0] * len(tokens), tokens, seconds)
+
+
+def fit_chunks(starts: Sequence[int], lengths: Sequence[int], seconds: Sequence[float]) -> tuple[int, int]:
+    """The same constants from chunks of `lengths` tokens after `starts` cached ones: each took T(start + length) -
+    T(start), T(n) = a n + b n^2. Two different (start, length) or more.
+    """
+    if len(set(zip(starts, lengths, strict=True))) < 2:
+        raise ConfigError("measurements", len(lengths), "at least two different prefill chunks are needed")
+    start = np.asarray(starts, np.float64)
+    length = np.asarray(lengths, np.float64)
+    columns = [length, length * (2 * start + length)]
+    linear, square = _relative_least_squares(columns, np.asarray(seconds, np.float64))
     return round(linear * 1e12), round(square * 1e15)
 
 

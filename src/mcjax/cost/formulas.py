@@ -6,6 +6,8 @@ sizes of interest). Attention is causal: a token at position p attends to p + 1 
 
 from __future__ import annotations
 
+from math import comb
+
 from mcjax.cost.model_shape import ModelShape
 
 
@@ -77,3 +79,30 @@ def collective_bytes_per_token(model: ModelShape, ways: int) -> int:
     2 (ways - 1) / ways x from each.
     """
     return 4 * model.layers * model.d_model * model.dtype_bytes * (ways - 1) // ways
+
+
+def remote_expert_holders(model: ModelShape, ways: int) -> tuple[int, int]:
+    """Expected accelerators other than its own that a token's experts lie on, as (numerator, denominator).
+
+    Each of `ways` holds E / ways whole experts; a token takes k different ones with equal odds. None of them is on a
+    given accelerator with odds C(E - E / ways, k) / C(E, k). Exact in integers. Real routing is skewed, and the fullest
+    accelerator sets the pace, so this is a lower estimate of the time.
+    """
+    total = comb(model.experts, model.experts_per_token)
+    without = comb(model.experts - model.experts // ways, model.experts_per_token)
+    return (ways - 1) * (total - without), total
+
+
+def expert_parallel_bytes_per_token(model: ModelShape, ways: int) -> int:
+    """Bytes that each of `ways` accelerators sends for one token when experts lie whole on them.
+
+    Attention stays tensor-parallel and the rest is split by tokens, so its all-reduce is a reduce-scatter and an
+    all-gather: together 2 (ways - 1) / ways hidden states a layer. The MLP's all-reduce gives way to two all-to-alls,
+    dispatch and combine: a token's hidden state goes once to each accelerator that holds some of its experts, and comes
+    back once (1 / ways of the tokens start on each). Sources: GShard (Lepikhin et al. 2020, 3.2: the two all-to-alls),
+    DeepSeek-V3 report (3.2.2: a token is sent once to a place, however many of its experts are there), Megatron-Core
+    (expert with tensor parallelism needs sequence parallelism).
+    """
+    holders, total = remote_expert_holders(model, ways)
+    hidden_states = 2 * model.layers * ((ways - 1) * total + holders)  # in units of 1 / (ways x total)
+    return hidden_states * model.d_model * model.dtype_bytes // (ways * total)

@@ -72,6 +72,20 @@ AICONFIGURATOR = (
 AICONFIGURATOR_CHUNKS_MS = ((0, 2048, 130.0), (6144, 2048, 142.0))
 """(start, length, milliseconds): LLaMA3-70B on 4 x H100, vllm. Not used in any fit."""
 
+QWEN3_30B_A3B = ModelShape(
+    "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936,
+    experts=128, experts_per_token=8, max_context_tokens=40960, qk_norm=True,
+)  # fmt: skip
+"""Source: Qwen/Qwen3-30B-A3B config.json."""
+
+AICONFIGURATOR_EXPERTS_MS = ((False, 76.7, 12.7), (True, 85.5, 13.3))
+"""(expert parallel, prefill of 8192, decode step of 64 x 8192), milliseconds: Qwen3-30B-A3B on 4 x H100, vllm.
+
+From aiconfigurator-core 0.12.0, `predict_prefill_latency(1, 8192)` and `decode_step_latency(64, 8192, 2)` of an engine
+with `tp_size=4` and `moe_tp_size=4` or `moe_ep_size=4`. Not used in any fit. The other backends say 73.6 and 99.1
+(sglang), 85.5 and 73.1 (trtllm) for the prefill.
+"""
+
 SMOLLM2_135M = ModelShape(
     "smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152,
     tied_embeddings=True, dtype_bytes=4, kv_dtype_bytes=4, max_context_tokens=8192,

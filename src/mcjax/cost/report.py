@@ -76,6 +76,13 @@ def held_out_rows(make: MakeRoofline) -> list[tuple[str, float, float]]:
     for start, length, ms in published.AICONFIGURATOR_CHUNKS_MS:
         what = f"llama3-70b, 4 x H100, chunk of {length} after {start} (aiconfigurator)"
         rows.append((what, ms, cost.prefill_ns(start, length) / 1e6))
+    four = replace(hardware("h100x8"), count=4)
+    for parallel, prefill_ms, decode_ms in published.AICONFIGURATOR_EXPERTS_MS:
+        cost = replace(make(published.QWEN3_30B_A3B, four), expert_parallel=parallel)
+        setting = f"qwen3-30b-a3b, 4 x H100, experts {'whole' if parallel else 'sliced'}"
+        step_ms = int(cost.step_ns(64, 64 * 8192, 1)[0]) / 1e6
+        rows.append((f"{setting}, prefill 8k (aiconfigurator)", prefill_ms, cost.prefill_ns(0, 8192) / 1e6))
+        rows.append((f"{setting}, decode 64 x 8k (aiconfigurator)", decode_ms, step_ms))
     cost = make(published.SMOLLM2_135M, hardware("cpu"))
     rows.append(
         ("smollm2-135m, cpu, prefill 512 (measured)", published.CPU_PREFILL_512_S * 1e3, cost.prefill_ns(0, 512) / 1e6)

@@ -19,7 +19,7 @@ _FS_PER_NS = 10**6
 
 @dataclass(frozen=True)
 class Roofline:
-    """FLOPs and bytes over attainable rates, plus tensor-parallel all-reduces, over all accelerators of an instance.
+    """FLOPs and bytes over attainable rates, plus the collectives between all accelerators of an instance.
 
     Prefill is compute-bound by definition: T(n) = FLOPs(n) / (peak x efficiency) + all-reduce time, a polynomial
     a n + b n^2, and a chunk costs T(start + length) - T(start), so that splits add up exactly. What a tiny chunk really
@@ -41,6 +41,8 @@ class Roofline:
     """A decode step's fixed cost a layer: kernel launches, the latency of small all-reduces."""
     overhead_ns: int = 0
     """A decode step's fixed cost beside the layers: scheduling, sampling."""
+    expert_parallel: bool = False
+    """Experts lie whole on the accelerators: all-to-alls instead of the MLP's all-reduces."""
     name: str = "roofline"
 
     def __post_init__(self) -> None:
@@ -53,6 +55,9 @@ class Roofline:
             if value < 0 or value != int(value):
                 raise ConfigError(f"cost.{key}", value, "must be an integer of at least 0")
             object.__setattr__(self, key, int(value))
+        if self.expert_parallel and (not self.model.experts or self.model.experts % self.hardware.count):
+            problem = f"needs experts that {self.hardware.count} accelerators share evenly; there are"
+            raise ConfigError("cost.expert_parallel", True, f"{problem} {self.model.experts}")
 
     def check(self, hardware_name: str, model_name: str) -> None:
         """Raise `ConfigError` when the run's hardware or model is not the one this was built from."""
@@ -73,7 +78,10 @@ class Roofline:
     def _collective_fs_per_token(self) -> int:
         if self.hardware.count == 1:
             return 0
-        sent = formulas.collective_bytes_per_token(self.model, self.hardware.count)
+        if self.expert_parallel:
+            sent = formulas.expert_parallel_bytes_per_token(self.model, self.hardware.count)
+        else:
+            sent = formulas.collective_bytes_per_token(self.model, self.hardware.count)
         return sent * _FS_PER_S // self.hardware.interconnect_bytes_per_s
 
     @cached_property

@@ -21,7 +21,7 @@ from mcjax.kvpool.holds import Pin, Reservation
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.base import Batching, Tenancy
 from mcjax.sched.conductor import Conductor
-from mcjax.sched.job import Job
+from mcjax.sched.job import Job, Placement
 from mcjax.sched.reports import ReportBus
 from mcjax.transfer.base import Copy
 from mcjax.types import Recorder, Role, Tokens
@@ -73,12 +73,13 @@ class Instance:
 
     # Load, as reported
 
-    def accept(self, queue_ns: int) -> None:
-        """A job has come, with so much prompt work."""
+    def accept(self, queue_ns: int) -> int:
+        """A job has come, with so much prompt work; returns its number here."""
         self.jobs += 1
         self._accepted += 1
         self._queue_ns += queue_ns
         self.publish()
+        return self._accepted
 
     def done(self, queue_ns: int) -> None:
         """A job has gone, with so much of its prompt work undone."""
@@ -139,10 +140,12 @@ class Instance:
         cached_blocks: int,
         stream: BlockStream,
         tasks: PySequence[asyncio.Task[None]],
-        estimate_ns: int,
+        placement: Placement,
         store_tail: bool,
     ) -> End:
         """Compute the prompt from `start`; blocks beyond `cached_blocks` go into `stream` chunk by chunk.
+
+        A prompt whose prefix took time to fetch keeps its place (`placement.order`) among those that wait.
 
         Gives up as soon as one of `tasks` (the streams at work) has failed: what is computed could not be delivered.
         The client gets the first token when it is there.
@@ -152,11 +155,13 @@ class Instance:
         sent = cached_blocks
         item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
         done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        sequence = Sequence(request, item, done, end=request.prompt_tokens)
-        left_ns, tokens_left = estimate_ns, request.prompt_tokens - start
+        sequence = Sequence(request, item, done, end=request.prompt_tokens, order=placement.order)
+        left_ns, tokens_left = placement.prefill_estimate_ns, request.prompt_tokens - start
 
-        def on_chunk(begin: int, end: int, end_ns: int) -> None:
+        def on_chunk(begin: int, end: int, start_ns: int) -> None:
             nonlocal sent, left_ns, tokens_left
+            if job.row.prefill_start_ns < 0:
+                job.row.prefill_start_ns = start_ns
             worked_ns = left_ns * (end - begin) // tokens_left if tokens_left else 0
             left_ns -= worked_ns
             tokens_left -= end - begin
@@ -178,8 +183,6 @@ class Instance:
         sequence.on_chunk = on_chunk
         for task in tasks:
             task.add_done_callback(on_failure)
-        if job.row.prefill_start_ns < 0:
-            job.row.prefill_start_ns = aio.now_ns()
         self.loop.add_prefill(sequence)
         try:
             end = await done

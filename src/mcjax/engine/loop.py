@@ -60,8 +60,12 @@ class StepLoop:
     # Joining and leaving
 
     def add_prefill(self, sequence: Sequence) -> None:
+        """Its place is that of its job: what it waited for before it was ready does not count."""
         self._check_alive()
-        self.prefills.append(sequence)
+        place = len(self.prefills)
+        while place and self.prefills[place - 1].order > sequence.order:
+            place -= 1
+        self.prefills.insert(place, sequence)
         self._woken()
 
     def add_decode(self, sequence: Sequence) -> None:
@@ -229,7 +233,8 @@ class StepLoop:
                 grown = True
                 continue
             last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.order)
-            if not self._making_room and last is not sequence and not last.running:
+            alone = last is sequence and not self.waiting_decodes  # else one that waits for its place holds pages too
+            if not self._making_room and not alone and not last.running:
                 self._preempt(last)
         return grown
 
@@ -313,7 +318,7 @@ class StepLoop:
             return
         if item.start == sequence.end:
             self.prefills.remove(sequence)
-        sequence.on_chunk(start, item.start, end_ns)
+        sequence.on_chunk(start, item.start, progress.start_ns)
         if item.start == sequence.end and not sequence.done.done():
             tokens = progress.tokens[index]
             sequence.done.set_result(End(None if tokens is None else int(tokens[0]), end_ns, ended))

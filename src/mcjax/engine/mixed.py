@@ -18,7 +18,7 @@ class MixedInstance(Instance):
 
     async def serve(self, job: Job, placement: Placement) -> None:
         """Compute the prompt, storing its blocks in the own pool, and decode on the same pages."""
-        self.accept(placement.prefill_estimate_ns)
+        placement.order = self.accept(placement.prefill_estimate_ns)
         undone_ns = placement.prefill_estimate_ns
         pages: list[int] = []
         pin: Pin | None = None
@@ -50,9 +50,7 @@ class MixedInstance(Instance):
         stream = BlockStream(self.node, self.node, job.blocks, own, pin, checksum=True)
         task = aio.spawn(stream.run(), f"{self.name}.store.{job.request_id}")
         try:
-            end = await self.compute_prompt(
-                job, pages, start, len(pin), stream, (task,), placement.prefill_estimate_ns, store_tail=False
-            )
+            end = await self.compute_prompt(job, pages, start, len(pin), stream, (task,), placement, store_tail=False)
             await task
             return end
         finally:

@@ -21,7 +21,7 @@ class PrefillInstance(Instance):
 
     async def prefill(self, job: Job, placement: Placement) -> CompletionRecord:
         """Compute the prompt, streaming each finished chunk to the receiving node; hand over by the record returned."""
-        self.accept(placement.prefill_estimate_ns)
+        placement.order = self.accept(placement.prefill_estimate_ns)
         undone_ns = placement.prefill_estimate_ns
         receiver = self.nodes[placement.receiving_node]
         held: list[tuple[Node, Hold]] = []
@@ -99,7 +99,7 @@ class PrefillInstance(Instance):
                 cached,
                 inward,
                 (first_task, second_task),
-                placement.prefill_estimate_ns,
+                placement,
                 store_tail=True,
             )
             await first_task

@@ -13,7 +13,7 @@ from mcjax.engine.base import StepItem
 from mcjax.types import Request, Tokens
 
 
-def _ignore_chunk(start: int, end: int, end_ns: int) -> None:
+def _ignore_chunk(start: int, end: int, start_ns: int) -> None:
     pass
 
 
@@ -36,7 +36,7 @@ class End:
 class Sequence:
     """One request's part in a loop. A prompt runs to `end`, a position; a decode until `limit` output tokens exist.
 
-    `done` resolves when the sequence has come to its end in this loop. `on_chunk(start, end, end_ns)` and
+    `done` resolves when the sequence has come to its end in this loop. `on_chunk(start, end, start_ns)` and
     `on_tokens(first, tokens, ends_ns)` tell of progress.
     """
 
@@ -46,7 +46,8 @@ class Sequence:
     end: int = 0
     limit: int = 0
     order: int = 0
-    """Grows with the time at which it came to decode here: who came last makes room first."""
+    """Grows with the time at which a prompt's job came to the instance, or at which it came to decode here: prompts
+    wait in this order, and of the decodes who came last makes room first."""
     on_chunk: Callable[[int, int, int], None] = field(default=_ignore_chunk)
     on_tokens: Callable[[int, Tokens | None, NDArray[np.int64]], None] = field(default=_ignore_tokens)
     running: bool = False

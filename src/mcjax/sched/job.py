@@ -65,6 +65,8 @@ class Placement:
     prefill_index: int = -1
     decode_index: int = -1
     prefill_estimate_ns: int = 0
+    order: int = 0
+    """The job's number at the prefill instance, once that has taken it on."""
 
     def update_tbt(self, view: ClusterView) -> None:
         """Bring the expected token interval up to date; the job's own share is already among what is pending."""

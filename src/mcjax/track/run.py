@@ -8,13 +8,16 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mcjax.errors import RunError
 from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
 from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
 from mcjax.track.tables import DIGESTED, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from mcjax.track.story import RequestStory
 
 
 class Run:
@@ -76,6 +79,15 @@ class Run:
         if name not in self._tables:
             self._tables[name] = self._read(name)
         return self._tables[name]
+
+    def request(self, request_id: int) -> RequestStory:
+        """Everything of one request: its timeline, and its decisions with their candidates.
+
+        Raises `RunError` for an unknown request (names the nearest), and for a run of `track.level=lean`.
+        """
+        from mcjax.track.story import story_of
+
+        return story_of(self, request_id)
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -103,6 +104,12 @@ class Chat:
             if longest > max_prompt_tokens:
                 problem = f"a first prompt of tenant {tenant.name} may take about {longest} tokens, with no room for it"
                 raise ConfigError("workload.max_prompt_tokens", max_prompt_tokens, problem)
+
+    def reseeded(self, seed: int) -> Self:
+        """The same traffic under another seed."""
+        other = copy.copy(self)
+        other._seed = seed
+        return other
 
     def sessions(self) -> Iterator[Conversation]:
         """Sessions in order of arrival; each is made when it is asked for."""

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mcjax.errors import ConfigError
-from mcjax.types import Request, Script, Tokens
+from mcjax.types import Request
 from mcjax.workload.base import Turn
 from mcjax.workload.mooncake_file import Rows, find_trace, read_trace
-from mcjax.workload.streams import rate, whole
-
-LATEST_NS = 2**62
-
-
-class OneTurn:
-    """A session of one request."""
-
-    def __init__(self, turn: Turn):
-        self.start_ns = turn.request.arrival_ns
-        self._turn: Turn | None = turn
-
-    def next_turn(self, answer: Tokens | None) -> Turn | None:
-        turn, self._turn = self._turn, None
-        return turn
+from mcjax.workload.replay import OneTurn, Replaying
 
 
 class Mooncake:
@@ -40,6 +26,8 @@ class Mooncake:
         rate_scale: arrivals come so many times faster than in the file.
         limit: take only the first so many rows; None for all.
         verify_published: refuse a file that bears a published trace's name but not its bytes.
+        count_partial: let the last, partial block of a prompt be shared as if it were full. Prompts are then rounded up
+            to whole blocks (by half a block on average), because only full blocks are ever shared.
 
     Raises `ConfigError` for a path or value that cannot work, `TraceError` for the first line that cannot be read.
     """
@@ -53,25 +41,19 @@ class Mooncake:
         rate_scale: float = 1.0,
         limit: int | None = None,
         verify_published: bool = True,
+        count_partial: bool = False,
     ):
-        whole("block_tokens", block_tokens, 1)
-        whole("max_tokens", max_tokens, 1)
-        rate("rate_scale", rate_scale)
-        if limit is not None:
-            whole("limit", limit, 1)
+        self._replaying = Replaying(block_tokens, max_tokens, rate_scale, limit)
         self.name = "mooncake"
         self.block_tokens: int | None = block_tokens
-        self._trace_block_tokens = block_tokens
-        self._max_tokens = max_tokens
-        self._rate_scale = rate_scale
+        self._count_partial = count_partial
         found = find_trace(path)
         try:
             self._rows, sha256 = read_trace(found, block_tokens, limit, verify_published)
         except OSError as problem:
             raise ConfigError("workload.path", path, f"cannot be read: {problem.strerror}") from problem
         self._inputs = {str(found): sha256}
-        if self._rows.timestamp_ns[-1] / rate_scale >= LATEST_NS:
-            raise ConfigError("workload.rate_scale", rate_scale, "so slow that arrivals exceed 64-bit nanoseconds")
+        self._replaying.check_last(self._rows.timestamp_ns[-1])
 
     @property
     def rows(self) -> Rows:
@@ -91,14 +73,15 @@ class Mooncake:
         return dict(self._inputs)
 
     def _turn(self, index: int) -> Turn:
-        rows = self._rows
+        rows, replaying = self._rows, self._replaying
+        ids = rows.block_ids(index)
         request = Request(
             request_id=index,
-            arrival_ns=round(rows.timestamp_ns[index] / self._rate_scale),
-            prompt_tokens=rows.input_tokens[index],
-            max_tokens=self._max_tokens,
-            trace_ids=rows.block_ids(index),
-            trace_block_tokens=self._trace_block_tokens,
+            arrival_ns=replaying.arrival_ns(rows.timestamp_ns[index]),
+            prompt_tokens=len(ids) * replaying.block_tokens if self._count_partial else rows.input_tokens[index],
+            max_tokens=replaying.max_tokens,
+            trace_ids=ids,
+            trace_block_tokens=replaying.block_tokens,
             session=f"row-{index}",
         )
-        return Turn(request, Script(max(1, min(rows.output_tokens[index], self._max_tokens))))
+        return Turn(request, replaying.script(rows.output_tokens[index]))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.errors import ConfigError, TraceError
+from mcjax.workload.files import JsonLine, find, shown
 
 NS_PER_MS = 1_000_000
-MAX_TOKENS = 2**31 - 1
 MAX_TIMESTAMP_MS = 2**63 // NS_PER_MS - 1
 
 PUBLISHED = {
@@ -51,20 +48,12 @@ class Rows:
         return tuple(self.ids[self.offsets[index] : self.offsets[index + 1]])
 
 
+SOURCE = "The Mooncake traces are in FAST25-release/ of kvcache-ai/Mooncake"
+
+
 def find_trace(path: str) -> Path:
     """The file `path` means. Raises `ConfigError` that lists every place tried."""
-    candidates = [Path(path).expanduser()]
-    traces = os.environ.get("MCJAX_TRACES")
-    if not candidates[0].is_absolute():
-        candidates += [Path(traces) / path] if traces else []
-        candidates.append(Path("traces") / path)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    tried = ", ".join(str(candidate) for candidate in candidates)
-    unset = "" if traces else " (MCJAX_TRACES, a folder to look in, is not set)"
-    problem = f"no such file; tried {tried}{unset}. The Mooncake traces are in FAST25-release/ of kvcache-ai/Mooncake"
-    raise ConfigError("workload.path", path, problem)
+    return find(path, SOURCE)
 
 
 def read_trace(path: Path, block_tokens: int, limit: int | None, verify_published: bool) -> tuple[Rows, str]:
@@ -99,46 +88,16 @@ def parse_rows(lines: Iterable[bytes], path: str, block_tokens: int, limit: int 
     return rows
 
 
-class _Line:
-    """One line under examination; knows where it is, for the errors."""
-
-    def __init__(self, path: str, number: int, line: bytes):
-        self.path = path
-        self.number = number
-        try:
-            parsed = json.loads(line.decode())
-        except RecursionError:
-            raise self.error("line", "is nested too deeply") from None
-        except ValueError as problem:  # bad UTF-8, bad JSON, a number with thousands of digits
-            raise self.error("line", f"is not JSON ({problem})") from None
-        if not isinstance(parsed, dict):
-            raise self.error("line", f"must be a JSON object, not {type(parsed).__name__}")
-        self.fields = cast("dict[str, Any]", parsed)
-
-    def error(self, name: str, problem: str) -> TraceError:
-        return TraceError(self.path, self.number, name, problem)
-
-    def value(self, name: str) -> Any:
-        if name not in self.fields:
-            raise self.error(name, "is missing")
-        return self.fields[name]
-
-    def whole(self, name: str, least: int) -> int:
-        """A whole number of tokens."""
-        value = self.value(name)
-        if type(value) is not int:
-            raise self.error(name, f"must be a whole number, not {_shown(value)}")
-        if not least <= value <= MAX_TOKENS:
-            raise self.error(name, f"must lie in {least} .. {MAX_TOKENS}, not {_shown(value)}")
-        return value
+class _Line(JsonLine):
+    """A line with Mooncake's fields."""
 
     def timestamp_ns(self) -> int:
         """Milliseconds in the file; fractions, which generated traces have, are rounded to nanoseconds."""
         value = self.value("timestamp")
         if type(value) not in (int, float):
-            raise self.error("timestamp", f"must be a number of milliseconds, not {_shown(value)}")
+            raise self.error("timestamp", f"must be a number of milliseconds, not {shown(value)}")
         if not 0 <= value <= MAX_TIMESTAMP_MS:  # also refuses NaN
-            raise self.error("timestamp", f"must lie in 0 .. {MAX_TIMESTAMP_MS} ms, not {_shown(value)}")
+            raise self.error("timestamp", f"must lie in 0 .. {MAX_TIMESTAMP_MS} ms, not {shown(value)}")
         return round(value * NS_PER_MS)
 
     def append_to(self, rows: Rows, block_tokens: int) -> None:
@@ -148,7 +107,7 @@ class _Line:
             raise self.error("timestamp", f"goes backwards: {timestamp_ns / NS_PER_MS:g} ms after {before}")
         input_tokens = self.whole("input_length", 1)
         output_tokens = self.whole("output_length", 0)
-        ids = self.block_ids()
+        ids = self.wholes("hash_ids", 2**63 - 1)
         blocks = -(-input_tokens // block_tokens)
         if len(ids) != blocks:
             problem = f"has {len(ids)} ids, but {input_tokens} tokens make {blocks} blocks of {block_tokens}"
@@ -159,24 +118,6 @@ class _Line:
         rows.lines.append(self.number)
         rows.ids.extend(ids)
         rows.offsets.append(len(rows.ids))
-
-    def block_ids(self) -> list[int]:
-        value = self.value("hash_ids")
-        if not isinstance(value, list):
-            raise self.error("hash_ids", f"must be a list of whole numbers, not {_shown(value)}")
-        ids = cast("list[Any]", value)
-        for entry in ids:
-            if type(entry) is not int or not 0 <= entry < 2**63:
-                raise self.error("hash_ids", f"must hold whole numbers in 0 .. 2^63 - 1, not {_shown(entry)}")
-        return ids
-
-
-def _shown(value: object) -> str:
-    """A value as an error shows it: short."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _check_chains(rows: Rows, path: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from mcjax.errors import ConfigError
 from mcjax.types import Script, Tokens
-from mcjax.workload.arrivals import arrivals_ns
+from mcjax.workload.arrivals import FAMILIES, arrivals_ns, modulation, weibull_shape
 from mcjax.workload.conversation import TURNS_PER_SESSION, Conversation, Limits, Message, Opening
 from mcjax.workload.streams import (
     ARRIVALS,
@@ -59,6 +60,9 @@ class Synthetic:
         hints: whether requests carry cache hints.
         temperature: of the requests' samplers.
         block_tokens: block size to dictate, or None.
+        arrival_family: of the gaps when `arrival_cv` is neither 0 nor 1: `gamma` or `weibull`.
+        diurnal: `{amplitude, period_s, peak_s}`, see `arrivals.Diurnal`; None for a steady rate.
+        burst: `{factor, every_s, length_s}`, see `arrivals.Burst`; None for none.
     """
 
     def __init__(
@@ -81,6 +85,9 @@ class Synthetic:
         hints: bool = False,
         temperature: float = 0.0,
         block_tokens: int | None = None,
+        arrival_family: str = "gamma",
+        diurnal: Mapping[str, float] | None = None,
+        burst: Mapping[str, float] | None = None,
     ):
         self.name = "synthetic"
         self.block_tokens = block_tokens
@@ -99,6 +106,10 @@ class Synthetic:
         number("temperature", temperature, 0)
         whole("max_tokens", max_tokens, 1)
         rate("rate_per_s", rate_per_s)
+        if arrival_family not in FAMILIES:
+            raise ConfigError("workload.arrival_family", arrival_family, "no such family of gaps", FAMILIES)
+        if arrival_family == "weibull" and arrival_cv not in (0, 1):
+            weibull_shape(arrival_cv)
         if self._turns[1] > TURNS_PER_SESSION:
             raise ConfigError("workload.turns", self._turns[1], f"must be at most {TURNS_PER_SESSION}")
         if self._output[1] > max_tokens:
@@ -112,6 +123,8 @@ class Synthetic:
         self._max_tokens = max_tokens
         self._rate_per_s = rate_per_s
         self._arrival_cv = arrival_cv
+        self._arrival_family = arrival_family
+        self._modulation = modulation(diurnal, burst)
         self._think_time_s = think_time_s
         self._vocab_size = vocab_size
         self._few_shot_tokens = few_shot_tokens
@@ -119,9 +132,18 @@ class Synthetic:
         # Twice the mean pause: about 86 % of exponential pauses are over by then.
         self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s)
 
+    def reseeded(self, seed: int) -> Self:
+        """The same traffic under another seed."""
+        other = copy.copy(self)
+        other._seed = seed
+        return other
+
     def sessions(self) -> Iterator[Conversation]:
         """Sessions in order of arrival; each is made when it is asked for."""
-        starts_ns = arrivals_ns(stream(self._seed, ARRIVALS), self._sessions, self._rate_per_s, self._arrival_cv)
+        rng = stream(self._seed, ARRIVALS)
+        starts_ns = arrivals_ns(
+            rng, self._sessions, self._rate_per_s, self._arrival_cv, self._arrival_family, self._modulation
+        )
         for index, start_ns in enumerate(starts_ns.tolist()):
             yield self._session(index, start_ns)
 

@@ -1,0 +1,183 @@
+"""Trace files: where they are, what they hash to, and lines of JSON and CSV whose errors say file, line and field."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from mcjax.errors import ConfigError, TraceError
+from mcjax.types import NS_PER_S
+
+MAX_TOKENS = 2**31 - 1
+MAX_SECONDS = 2**62 // NS_PER_S
+
+
+def find(path: str, source: str, folder: bool = False, key: str = "workload.path") -> Path:
+    """The file (or folder) that `path` means: as given, else under `$MCJAX_TRACES`, else under `./traces`.
+
+    Raises `ConfigError` that lists every place tried, and `source`: where such files come from.
+    """
+    candidates = [Path(path).expanduser()]
+    traces = os.environ.get("MCJAX_TRACES")
+    if not candidates[0].is_absolute():
+        candidates += [Path(traces) / path] if traces else []
+        candidates.append(Path("traces") / path)
+    for candidate in candidates:
+        if candidate.is_dir() if folder else candidate.is_file():
+            return candidate
+    tried = ", ".join(str(candidate) for candidate in candidates)
+    unset = "" if traces else " (MCJAX_TRACES, a folder to look in, is not set)"
+    raise ConfigError(key, path, f"no such {'folder' if folder else 'file'}; tried {tried}{unset}. {source}")
+
+
+def contents(path: Path, key: str = "workload.path") -> tuple[list[bytes], str]:
+    """The lines of a file and its sha256. Raises `ConfigError` if it cannot be read."""
+    try:
+        data = path.read_bytes()
+    except OSError as problem:
+        raise ConfigError(key, str(path), f"cannot be read: {problem.strerror}") from problem
+    return data.splitlines(), hashlib.sha256(data).hexdigest()
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: short."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+class JsonLine:
+    """One line of a JSONL file under examination; knows where it is, for the errors."""
+
+    def __init__(self, path: str, number: int, line: bytes):
+        self.path = path
+        self.number = number
+        try:
+            parsed = json.loads(line.decode())
+        except RecursionError:
+            raise self.error("line", "is nested too deeply") from None
+        except ValueError as problem:  # bad UTF-8, bad JSON, a number with thousands of digits
+            raise self.error("line", f"is not JSON ({problem})") from None
+        if not isinstance(parsed, dict):
+            raise self.error("line", f"must be a JSON object, not {type(parsed).__name__}")
+        self.fields = cast("dict[str, Any]", parsed)
+
+    def error(self, name: str, problem: str) -> TraceError:
+        return TraceError(self.path, self.number, name, problem)
+
+    def value(self, name: str) -> Any:
+        if name not in self.fields:
+            raise self.error(name, "is missing")
+        return self.fields[name]
+
+    def whole(self, name: str, least: int, most: int = MAX_TOKENS) -> int:
+        """A whole number, of tokens if nothing else is said."""
+        value = self.value(name)
+        if type(value) is not int:
+            raise self.error(name, f"must be a whole number, not {shown(value)}")
+        if not least <= value <= most:
+            raise self.error(name, f"must lie in {least} .. {most}, not {shown(value)}")
+        return value
+
+    def seconds_ns(self, name: str) -> int:
+        """Seconds in the file, rounded to nanoseconds."""
+        value = self.value(name)
+        if type(value) not in (int, float):
+            raise self.error(name, f"must be a number of seconds, not {shown(value)}")
+        if not 0 <= value <= MAX_SECONDS:  # also refuses NaN
+            raise self.error(name, f"must lie in 0 .. {MAX_SECONDS} s, not {shown(value)}")
+        return round(value * NS_PER_S)
+
+    def wholes(self, name: str, most: int) -> list[int]:
+        """A list of whole numbers in `0 .. most`."""
+        value = self.value(name)
+        if not isinstance(value, list):
+            raise self.error(name, f"must be a list of whole numbers, not {shown(value)}")
+        entries = cast("list[Any]", value)
+        for entry in entries:
+            if type(entry) is not int or not 0 <= entry <= most:
+                raise self.error(name, f"must hold whole numbers in 0 .. {most}, not {shown(entry)}")
+        return entries
+
+    def text(self, name: str, default: str) -> str:
+        """A string, or `default` where the field is absent or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(name, f"must be a string, not {shown(value)}")
+        return value
+
+
+def json_lines(lines: Iterable[bytes], path: str) -> Iterator[JsonLine]:
+    """The lines that are not blank."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield JsonLine(path, number, line)
+
+
+class CsvLine:
+    """One line of a CSV file under examination: fields by the header's names."""
+
+    def __init__(self, path: str, number: int, fields: dict[str, str]):
+        self.path = path
+        self.number = number
+        self.fields = fields
+
+    def error(self, name: str, problem: str) -> TraceError:
+        return TraceError(self.path, self.number, name, problem)
+
+    def text(self, name: str) -> str:
+        return self.fields[name].strip()
+
+    def whole(self, name: str, least: int) -> int:
+        text = self.text(name)
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise self.error(name, f"must be a whole number, not {shown(text)}")
+        if not least <= int(text) <= MAX_TOKENS:
+            raise self.error(name, f"must lie in {least} .. {MAX_TOKENS}, not {text}")
+        return int(text)
+
+    def number_of(self, name: str, most: float) -> float:
+        """A number in `0 .. most`."""
+        text = self.text(name)
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.error(name, f"must be a number, not {shown(text)}") from None
+        if not 0 <= value <= most:  # also refuses NaN
+            raise self.error(name, f"must lie in 0 .. {most:g}, not {shown(text)}")
+        return value
+
+
+def csv_lines(
+    lines: Iterable[bytes], path: str, needed: Sequence[str], header: Sequence[str] | None = None
+) -> Iterator[CsvLine]:
+    """The data lines of a CSV file that has at least the columns `needed`; blank lines are passed over.
+
+    `header` names the columns of a file that has no header line of its own. Raises `TraceError`.
+    """
+    names = list(header) if header is not None else None
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            cells = [cell for row in csv.reader([text], strict=True) for cell in row]
+        except (UnicodeDecodeError, csv.Error) as problem:
+            raise TraceError(path, number, "line", f"is not CSV ({problem})") from None
+        if not any(cell.strip() for cell in cells):
+            continue
+        if names is None:
+            names = [cell.strip() for cell in cells]
+            for name in needed:
+                if name not in names:
+                    raise TraceError(path, number, name, f"is not in the header, which has {shown(','.join(names))}")
+            continue
+        if len(cells) != len(names):
+            raise TraceError(path, number, "line", f"has {len(cells)} fields, not {len(names)}")
+        yield CsvLine(path, number, dict(zip(names, cells, strict=True)))
