@@ -14,6 +14,7 @@ from mcjax.cost.base import CostModel
 from mcjax.cost.hardware import Hardware
 from mcjax.cost.memory import kv_capacity_tokens
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.noisy import perturbed
 from mcjax.engine.base import Capacity, InstanceParts
 from mcjax.errors import ConfigError
 from mcjax.kvpool.stores.slots import SlotStore
@@ -31,6 +32,8 @@ class SimWorld:
         max_batch: most sequences in one decode step.
         memory_share: share of device memory used for weights, activations and KV.
         pool_bytes: DRAM of a node's pool; None takes the hardware's.
+        noise: spread (sigma of a log-normal factor) of what steps really take about what estimates expect.
+        seed: of the noise; every instance has its own.
     """
 
     name = "sim"
@@ -49,6 +52,8 @@ class SimWorld:
         max_batch: int = 256,
         memory_share: float = 0.9,
         pool_bytes: int | None = None,
+        noise: float = 0.0,
+        seed: int = 0,
     ):
         self.links = LinkModel()
         self._model = model
@@ -76,6 +81,8 @@ class SimWorld:
             SimTransport(self.links, device_route, "device", same_node),
             SimTransport(self.links, network_route, "network", other_node),
         ]
+        self._noise, self._seed = noise, seed
+        self._made = 0
         self._nodes: dict[str, None] = {}
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -97,7 +104,9 @@ class SimWorld:
         pass
 
     def instance(self, name: str, node: str, role: Role) -> InstanceParts:
-        executor = SimExecutor(name, self._capacity, self._cost, self._scripts)
+        cost = perturbed(self._cost, self._noise, self._seed + self._made)
+        self._made += 1
+        executor = SimExecutor(name, self._capacity, cost, self._scripts)
         pages = SlotStore(node, Tier.HBM, self._capacity.pages, self._capacity.page_bytes, f"{name}.hbm")
         return InstanceParts(executor, pages)
 
@@ -120,7 +129,7 @@ class SimWorld:
         pass
 
 
-def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_share: float) -> SimWorld:
+def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_share: float, noise: float) -> SimWorld:
     """The simulated world of a run's config (`conf/backend/sim.yaml`)."""
     return SimWorld(
         inputs.model,
@@ -132,4 +141,6 @@ def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_sh
         max_batch,
         memory_share,
         inputs.pool_bytes,
+        noise,
+        inputs.seed,
     )
