@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mcjax.errors import LeaseLost
-from mcjax.transfer.base import Region
 from mcjax.types import BlockId
 
 
@@ -58,7 +57,6 @@ class Reservation(Hold):
     """Slots without visible blocks. They are committed in order, or given back."""
 
     slots: list[int] = field(default_factory=list[int])
-    region: Region | None = None
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -147,7 +147,6 @@ class Pool:
         self._check_up()
         self._make_room(count)
         reservation = Reservation(self.node, owner, self._expiry(leased), slots=self.store.reserve(count))
-        reservation.region = self.store.regions(reservation.slots)
         self._reservations[reservation] = None
         return reservation
 

@@ -20,10 +20,11 @@ LOAD = "load"
 BLOCKS_ADDED = "blocks+"
 BLOCKS_REMOVED = "blocks-"
 
-CONTEXT = 3
 LOAD_COLUMNS = ("accepted", "queue_ns", "batch", "context_tokens", "free_tokens", "outgoing_bytes")
 """What a load report holds: jobs taken on so far, estimated prompt work queued, sequences and tokens being decoded,
 tokens that still fit, bytes queued to leave the node."""
+
+CONTEXT = LOAD_COLUMNS.index("context_tokens")
 
 
 class Growth:
