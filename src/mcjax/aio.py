@@ -44,6 +44,10 @@ class Clock(Protocol):
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer: ...
 
+    def create_future(self) -> asyncio.Future[Any]: ...
+
+    def create_task(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]: ...
+
     def post(self, callback: Callable[..., object], *args: Any) -> None:
         """Thread-safe: `callback(*args)` becomes a wake-up stamped with the time of this call."""
         ...
@@ -68,6 +72,8 @@ class WallClock:
         self._gate_pending = False
         self._stock_timer: asyncio.TimerHandle | None = None
         self._ready = cast("Sequence[Any]", getattr(loop, "_ready", ()))
+        self.create_future = loop.create_future
+        self.create_task = loop.create_task
 
     def now_ns(self) -> int:
         return self._now_ns
@@ -142,8 +148,27 @@ class WallClock:
         callback(*args)
 
 
+class _Here(threading.local):
+    """The clock of a loop that is its own. Kept beside asyncio's running loop, since asking for that one may cost a
+    system call, and procedures ask for the time a hundred times a request."""
+
+    clock: Clock | None = None
+
+
+_here = _Here()
+
+
+def enter(clock: Clock | None) -> Clock | None:
+    """`clock` is this thread's from now on; returns what was. Loops that are their own clock call it as they start and
+    end."""
+    before, _here.clock = _here.clock, clock
+    return before
+
+
 def clock() -> Clock:
     """The running loop's clock, made at first use on a stock loop."""
+    if _here.clock is not None:
+        return _here.clock
     loop = cast("_LoopWithClock", asyncio.get_running_loop())
     try:
         return loop.mcjax_clock
@@ -157,7 +182,12 @@ class _LoopWithClock(Protocol):
 
 
 def now_ns() -> int:
-    return clock().now_ns()
+    return (_here.clock or clock()).now_ns()
+
+
+def new_future() -> asyncio.Future[Any]:
+    """A future of the running loop."""
+    return (_here.clock or clock()).create_future()
 
 
 def start_of_run() -> None:
@@ -174,7 +204,7 @@ def _set_result(future: asyncio.Future[Any], value: object) -> None:
 
 async def sleep_until_ns(when_ns: int) -> None:
     """Return at `when_ns`, or at once (after one wake-up) if that is past."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[None] = new_future()
     timer = clock().call_at_ns(when_ns, _set_result, future, None)
     try:
         await future
@@ -212,8 +242,7 @@ class Signal:
         if self._raised:
             self._raised = False
             return True
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
+        future: asyncio.Future[bool] = new_future()
         self._future = future
         timer = None if until_ns is None else clock().call_at_ns(until_ns, _set_result, future, False)
         try:
@@ -239,7 +268,7 @@ class WaitQueue:
         """True once `condition()` held (it may take what it found: it succeeds once), False when time ran out."""
         if not self._waiters and condition():
             return True
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bool] = new_future()
         entry = (condition, future)
         self._waiters.append(entry)
         timer = None if deadline_ns is None else clock().call_at_ns(deadline_ns, _set_result, future, False)
@@ -275,7 +304,7 @@ class WaitQueue:
 async def within(deadline_ns: int, future: asyncio.Future[T]) -> T:
     """The future's result, or `DeadlineExceeded` at `deadline_ns`. The future itself is left as it is."""
     if not future.done():
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = new_future()
 
         def wake(_: object) -> None:
             _set_result(waiter, None)
@@ -297,7 +326,7 @@ async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:
     for index, future in enumerate(futures):
         if future.done():
             return index
-    waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiter: asyncio.Future[int] = new_future()
 
     def waker(index: int) -> Callable[[asyncio.Future[Any]], None]:
         return lambda _: _set_result(waiter, index)
@@ -312,9 +341,53 @@ async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:
             future.remove_done_callback(wake)
 
 
+async def unless(
+    gone: asyncio.Future[Any],
+    problem: Callable[[], Exception],
+    procedure: Coroutine[Any, Any, T],
+    discard: Callable[[T], None] = lambda result: None,
+) -> T:
+    """The result of `procedure`, run in the caller's own task; or `problem()`, as soon as `gone` is done.
+
+    The procedure is then cancelled, and has ended when this raises; a result that it gives all the same goes to
+    `discard`.
+    """
+    if gone.done():
+        procedure.close()
+        raise problem()
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+    inside, interrupted = True, False
+
+    def interrupt(_: object) -> None:
+        nonlocal interrupted
+        if inside:
+            interrupted = True
+            task.cancel()
+
+    gone.add_done_callback(interrupt)
+    try:
+        result = await procedure
+        if interrupted:
+            discard(result)
+    except BaseException as error:
+        # Whoever cancels the task as well is to be obeyed: then more than our own cancellation is left.
+        if interrupted and (not isinstance(error, asyncio.CancelledError) or task.cancelling() == 1):
+            raise problem() from None
+        raise
+    else:
+        if interrupted:
+            raise problem()
+        return result
+    finally:
+        inside = False
+        gone.remove_done_callback(interrupt)
+        if interrupted:
+            task.uncancel()
+
+
 def spawn(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
     """A task whose owner must await or cancel it; see `Scope` for tasks that live as long as something else."""
-    return asyncio.get_running_loop().create_task(coroutine, name=name)
+    return clock().create_task(coroutine, name=name)
 
 
 async def settle(task: asyncio.Task[Any]) -> None:
@@ -341,7 +414,7 @@ class _Done(Awaitable[None]):
         self._future = future
 
     def __await__(self) -> Generator[Any, None, None]:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = new_future()
 
         def wake(_: object) -> None:
             _set_result(waiter, None)
@@ -366,7 +439,7 @@ class Scope:
         self._failed: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Scope:
-        self._failed = asyncio.get_running_loop().create_future()
+        self._failed = new_future()
         return self
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

@@ -61,8 +61,8 @@ def test_reserving_too_many_takes_none():
 def test_a_header_lives_as_long_as_the_slot_and_wiping_makes_every_region_stale():
     slots = store()
     (first, second) = slots.reserve(2)
-    slots.commit(first, Header(7, 4, b"sum"))
-    assert slots.header(first) == Header(7, 4, b"sum")
+    slots.commit([first], [7], [b"sum"])
+    assert slots.header(first) == Header(7, b"sum")
     assert slots.header(second) is None
     region = slots.regions([first])
     slots.free([first])

@@ -82,6 +82,7 @@ class Fake:
     """An instance whose procedures are whatever the test says; it counts who is inside."""
 
     name: str
+    number: int
     pool: Pool
     on_prefill: Callable[[Job], Awaitable[None]]
     on_decode: Callable[[Job], Awaitable[None]]
@@ -162,7 +163,7 @@ class House:
         role = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
         node = f"node-{name}"
         pool = Pool(node, SlotStore(node, Tier.DRAM, 8, 1), LRU(), StaticWatermark(), NullRecorder(), NS_PER_S)
-        fake = Fake(name, pool, soon, soon, asyncio.get_running_loop().create_future())
+        fake = Fake(name, self.bus.join(), pool, soon, soon, asyncio.get_running_loop().create_future())
         self.instances[name] = fake
         if role is Role.PREFILL and "d0" in self.instances:
             fake.receiver = self.instances["d0"].pool
@@ -416,7 +417,7 @@ def test_rejected_at_the_decode_stage_gives_everything_back_and_is_never_retried
 
         async def meanwhile(job: Job) -> None:
             await aio.sleep_ns(NS_PER_S // 10)
-            house.bus.load("d0", (0, 0, 30, 30_000, 0, 0))  # while it computed, others filled the instance
+            house.bus.load(house.instances["d0"].number, (0, 0, 30, 30_000, 0, 0))  # while it computed, others filled the instance
             await aio.sleep_ns(NS_PER_S)
 
         house.instances["p0"].on_prefill = meanwhile
@@ -470,7 +471,7 @@ def test_each_decision_has_its_outcome_beside_what_it_expected() -> None:
 
 def test_the_journal_says_which_attempt_a_placement_is_for() -> None:
     async def main() -> None:
-        house = House().open("d0", "p0")
+        house = House(admission=EarlyRejection()).open("d0", "p0")
         house.instances["p0"].on_prefill = failing(1, lambda: TransferError("lost"))
         await house.conductor.serve(house.job())
         own = [entry for entry in house.log.journal if entry[0] != "join"]

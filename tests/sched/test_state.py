@@ -14,7 +14,7 @@ from sched_fixtures import COST
 
 from mcjax import aio
 from mcjax.backends.virtual import VirtualLoop
-from mcjax.sched.reports import BLOCKS_ADDED, BLOCKS_REMOVED, LOAD, Report, ReportBus
+from mcjax.sched.reports import BLOCKS_ADDED, BLOCKS_REMOVED, Report, ReportBus, load_report
 from mcjax.sched.state import ClusterState, LinkEstimate
 from mcjax.types import NS_PER_S, Role
 
@@ -34,8 +34,17 @@ def cluster(prefill: int = 2, decode: int = 2, mixed: int = 0) -> ClusterState:
     return state
 
 
-def load(source: str, tick_ns: int, accepted: int = 0, queue_ns: int = 0, batch: int = 0, tokens: int = 0) -> Report:
-    return Report(tick_ns, source, LOAD, (accepted, queue_ns, batch, tokens, 10_000 - tokens, 0))
+def load(
+    state: ClusterState,
+    source: str,
+    tick_ns: int,
+    accepted: int = 0,
+    queue_ns: int = 0,
+    batch: int = 0,
+    tokens: int = 0,
+) -> Report:
+    number = next(member.index for member in state._all if member.name == source)
+    return load_report(tick_ns, [(number, tick_ns, accepted, queue_ns, batch, tokens, 10_000 - tokens, 0)])
 
 
 def expected_blocks(state: ClusterState) -> int:
@@ -49,13 +58,14 @@ def expected_blocks(state: ClusterState) -> int:
 def test_a_report_is_seen_at_the_next_tick_and_not_before() -> None:
     async def main() -> None:
         bus = ReportBus(PERIOD)
+        number = bus.join()
         await aio.sleep_until_ns(PERIOD // 2)
-        bus.load("p0", (1, 0, 0, 0, 0, 0))
+        bus.load(number, (1, 0, 0, 0, 0, 0))
         assert bus.read() == []
         await aio.sleep_until_ns(PERIOD - 1)
         assert bus.read() == []
         await aio.sleep_until_ns(PERIOD)
-        assert [(report.tick_ns, report.values[0]) for report in bus.read()] == [(PERIOD, 1)]
+        assert [report.values[:3].tolist() for report in bus.read()] == [[number, PERIOD, 1]]
         assert bus.read() == []
 
     virtual(main)
@@ -64,14 +74,16 @@ def test_a_report_is_seen_at_the_next_tick_and_not_before() -> None:
 def test_only_the_last_row_before_a_tick_is_seen() -> None:
     async def main() -> None:
         bus = ReportBus(PERIOD)
+        first, second = bus.join(), bus.join()
         for accepted in range(5):
-            bus.load("p0", (accepted, 0, 0, 0, 0, 0))
-            bus.load("p1", (10 + accepted, 0, 0, 0, 0, 0))
+            bus.load(first, (accepted, 0, 0, 0, 0, 0))
+            bus.load(second, (10 + accepted, 0, 0, 0, 0, 0))
         await aio.sleep_until_ns(PERIOD)
-        bus.load("p0", (99, 0, 0, 0, 0, 0))  # after the tick: seen at the next one
-        assert [(report.source, report.values[0]) for report in bus.read()] == [("p0", 4), ("p1", 14)]
+        bus.load(first, (99, 0, 0, 0, 0, 0))  # after the tick: seen at the next one
+        (report,) = bus.read()
+        assert report.values.reshape(2, -1)[:, :3].tolist() == [[first, PERIOD, 4], [second, PERIOD, 14]]
         await aio.sleep_until_ns(2 * PERIOD)
-        assert [(report.tick_ns, report.values[0]) for report in bus.read()] == [(2 * PERIOD, 99)]
+        assert [report.values[:3].tolist() for report in bus.read()] == [[first, 2 * PERIOD, 99]]
 
     virtual(main)
 
@@ -85,7 +97,7 @@ def test_a_delay_makes_every_view_older_also_in_mid_run() -> None:
         assert bus.read() == []
         await aio.sleep_until_ns(PERIOD + 30 * MS)
         assert [report.kind for report in bus.read()] == [BLOCKS_ADDED, BLOCKS_REMOVED]
-        bus.load("p0", (1, 0, 0, 0, 0, 0))
+        bus.load(bus.join(), (1, 0, 0, 0, 0, 0))
         bus.delay_ns = 500 * MS
         await aio.sleep_until_ns(2 * PERIOD + 499 * MS)
         assert bus.read() == []
@@ -100,7 +112,7 @@ def test_a_delay_makes_every_view_older_also_in_mid_run() -> None:
 
 def test_the_queue_column_counts_down_between_reports_and_adds_own_decisions() -> None:
     state = cluster()
-    state.fold(load("p0", PERIOD, queue_ns=3 * NS_PER_S))
+    state.fold(load(state, "p0", PERIOD, queue_ns=3 * NS_PER_S))
     assert state.view(PERIOD, 1000, ()).queue_s.tolist() == [3.0, 0.0]
     assert state.view(PERIOD + NS_PER_S, 1000, ()).queue_s.tolist() == [2.0, 0.0]
     assert state.view(PERIOD + 9 * NS_PER_S, 1000, ()).queue_s.tolist() == [0.0, 0.0], "never below zero"
@@ -117,13 +129,13 @@ def test_a_decision_counts_until_its_instance_reports_it_accepted() -> None:
     assert view.decode.batch.tolist() == [2, 0]
     assert view.decode.context_tokens.tolist() == [1200, 0]
     assert view.decode.free_tokens.tolist() == [8800, 10_000]
-    state.fold(load("p0", PERIOD, accepted=1, queue_ns=NS_PER_S))
+    state.fold(load(state, "p0", PERIOD, accepted=1, queue_ns=NS_PER_S))
     assert state.view(PERIOD, 1000, ()).queue_s.tolist() == [3.0, 0.0], "one reported, one still pending"
-    state.fold(load("p0", 2 * PERIOD, accepted=2, queue_ns=3 * NS_PER_S))
+    state.fold(load(state, "p0", 2 * PERIOD, accepted=2, queue_ns=3 * NS_PER_S))
     assert state.view(2 * PERIOD, 1000, ()).queue_s.tolist() == [3.0, 0.0], "both reported, none counted twice"
     state.hand_over(1, 2 * PERIOD)
     assert state.view(2 * PERIOD, 1000, ()).decode.batch.tolist() == [2, 0], "on its way, not reported yet"
-    state.fold(load("d0", 3 * PERIOD, accepted=1, batch=1, tokens=510))
+    state.fold(load(state, "d0", 3 * PERIOD, accepted=1, batch=1, tokens=510))
     view = state.view(3 * PERIOD, 1000, ())
     assert view.decode.batch.tolist() == [2, 0]
     assert view.decode.context_tokens.tolist() == [1210, 0]
@@ -141,7 +153,7 @@ def test_mixed_instances_take_prompts_and_are_estimated_by_their_own_columns() -
     assert empty_s == pytest.approx(1e-3 + 1e-6 + 1000e-6)
     state.assign(1, mixed.index, mixed.index, NS_PER_S, 500, ())
     assert state.step_estimate_s(mixed, 1000) == pytest.approx(1e-3 + 2e-6 + 1500e-6)
-    state.fold(load("m0", PERIOD, accepted=1, queue_ns=NS_PER_S, batch=0))
+    state.fold(load(state, "m0", PERIOD, accepted=1, queue_ns=NS_PER_S, batch=0))
     assert state.step_estimate_s(mixed, 1000) == pytest.approx(empty_s), "as the report says: not decoding yet"
 
 
@@ -154,10 +166,10 @@ def test_expected_blocks_fade_after_the_nodes_next_report() -> None:
     assert state.view(0, 300, (11, 12, 13)).prefix_tokens.tolist() == [300, 0]
     assert state.replicas((11,)) == [], "an expectation is no replica"
     state.hand_over(1, PERIOD + 5)
-    state.fold(load("p0", PERIOD, accepted=1))  # as of a tick before the hand-over: it proves nothing
+    state.fold(load(state, "p0", PERIOD, accepted=1))  # as of a tick before the hand-over: it proves nothing
     assert state.view(PERIOD, 300, (11, 12, 13)).prefix_tokens.tolist() == [300, 0]
     state.fold(Report(2 * PERIOD, "node-p0", BLOCKS_ADDED, (11, 12)))
-    state.fold(load("p0", 2 * PERIOD, accepted=1))
+    state.fold(load(state, "p0", 2 * PERIOD, accepted=1))
     assert state.view(2 * PERIOD, 300, (11, 12, 13)).prefix_tokens.tolist() == [200, 0], "only what is reported"
     assert expected_blocks(state) == 0
     assert state.replicas((11, 12)) == ["node-p0"]
@@ -170,10 +182,10 @@ def test_two_jobs_may_expect_one_block() -> None:
     for request_id in (1, 2):
         state.assign(request_id, 0, 2, 1, 100, (5,))
     state.settle(1, 10)
-    state.fold(load("p0", PERIOD))
+    state.fold(load(state, "p0", PERIOD))
     assert state.view(PERIOD, 100, (5,)).prefix_tokens.tolist() == [100, 0], "the second still expects it"
     state.settle(2, PERIOD + 1)
-    state.fold(load("p0", 2 * PERIOD))
+    state.fold(load(state, "p0", 2 * PERIOD))
     assert expected_blocks(state) == 0
 
 
@@ -199,7 +211,7 @@ def test_who_leaves_takes_its_blocks_and_late_reports_do_not_bring_them_back() -
     state.settle(2, PERIOD)
     state.leave("p0")
     state.fold(Report(2 * PERIOD, "node-p0", BLOCKS_ADDED, (3,)))
-    state.fold(load("p0", 2 * PERIOD, accepted=1))
+    state.fold(load(state, "p0", 2 * PERIOD, accepted=1))
     assert state.view(2 * PERIOD, 300, (1, 2, 3)).names == ("p1",)
     assert state.view(2 * PERIOD, 300, (1, 2, 3)).prefix_tokens.tolist() == [0]
     assert len(state.directory) == 0, "nothing is remembered of a node that is gone"
@@ -242,7 +254,7 @@ def test_when_all_is_settled_and_reported_nothing_is_pending_or_expected(data: s
 
     def report(name: str) -> None:
         tick_ns = (now_ns // PERIOD + 1) * PERIOD
-        state.fold(load(name, tick_ns, accepted=models[name].accepted))
+        state.fold(load(state, name, tick_ns, accepted=models[name].accepted))
 
     for step in range(data.draw(st.integers(1, 40))):
         now_ns += data.draw(st.integers(0, PERIOD))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import heapq
 import logging
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
+from mcjax import aio
 from mcjax.aio import Timer
 from mcjax.errors import Deadlock
 
@@ -24,6 +26,10 @@ T = TypeVar("T")
 _REPORTED_TASKS = 40
 _CANCEL_ROUNDS = 3
 """A `finally` block may await once more, and be cancelled there in turn; who still waits then waits for time."""
+
+_GC_THRESHOLDS = (100_000, 50, 100)
+"""A run makes many objects that live long and few cycles: with the usual thresholds a third of its time goes into
+looking for them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -143,11 +149,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if outer is not None and outer_task is not None:
             asyncio.tasks._leave_task(outer, outer_task)
         asyncio._set_running_loop(self)
+        outer_clock = aio.enter(self)
         self._running = True
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        gc.freeze()
         try:
             yield
         finally:
+            gc.unfreeze()
+            gc.set_threshold(*thresholds)
             self._running = False
+            aio.enter(outer_clock)
             asyncio._set_running_loop(outer)
             if outer is not None and outer_task is not None:
                 asyncio.tasks._enter_task(outer, outer_task)

@@ -50,12 +50,13 @@ class Instance:
         max_steps: int | None = None,
     ):
         self.name = name
+        self.number = bus.join()
         self.node = node
         self.nodes = nodes
         self.executor = executor
         self.capacity = executor.capacity()
         self.pages = Pages(page_store, name)
-        self.down: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.down: asyncio.Future[None] = aio.new_future()
         self.loop = StepLoop(name, executor, batching, tenancy, recorder, self.publish, self.pages.more, max_steps)
         self.pages.on_space = self.loop.feed
         self.jobs = 0
@@ -90,7 +91,7 @@ class Instance:
     def publish(self) -> None:
         loop, store = self.loop, self.pages.store
         self._bus.load(
-            self.name,
+            self.number,
             (
                 self._accepted,
                 self._queue_ns,
@@ -154,7 +155,7 @@ class Instance:
         full = len(job.blocks)
         sent = cached_blocks
         item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
-        done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[End] = aio.new_future()
         sequence = Sequence(request, item, done, end=request.prompt_tokens, order=placement.order)
         left_ns, tokens_left = placement.prefill_estimate_ns, request.prompt_tokens - start
 
@@ -222,7 +223,7 @@ class Instance:
 
     async def _decode(self, job: Job, item: StepItem, order: int) -> End:
         """Decode to the end, or until preempted; then the pages have been out, and are back when this returns."""
-        done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[End] = aio.new_future()
         limit = job.request.max_tokens
         sequence = Sequence(job.request, item, done, limit=limit, order=order, on_tokens=job.emit)
         self.loop.add_decode(sequence)

@@ -84,7 +84,7 @@ class StepLoop:
             self.growth = Growth(self.growth.batch - 1, self._executor.step_ends_ns)
             self._growths.append(self.growth)
         self._on_change()
-        sequence.left, sequence.left_ns = asyncio.get_running_loop().create_future(), aio.now_ns()
+        sequence.left, sequence.left_ns = aio.new_future(), aio.now_ns()
         self._executor.interrupt()
         await _ended(sequence.left)
 

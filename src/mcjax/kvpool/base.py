@@ -15,7 +15,6 @@ class Header:
     """What a committed slot says about its bytes. `checksum` is empty in worlds without bytes."""
 
     block: BlockId
-    tokens: int
     checksum: bytes = b""
 
 
@@ -37,8 +36,8 @@ class BlockStore(Memory, Protocol):
         """Take `count` free slots. Raises `PoolFull` and takes none if there are fewer."""
         ...
 
-    def commit(self, slot: int, header: Header) -> None:
-        """The slot's bytes are complete: from now on its header is visible."""
+    def commit(self, slots: Sequence[int], blocks: Sequence[BlockId], checksums: Sequence[bytes]) -> None:
+        """The slots' bytes are complete: from now on their headers are visible."""
         ...
 
     def header(self, slot: int) -> Header | None: ...
@@ -68,15 +67,15 @@ class Eviction(Protocol):
     The pool takes, again and again, the first that nothing pins and nothing resident continues.
     """
 
-    def on_insert(self, block: BlockId, parent: BlockId | None) -> None:
-        """Blocks that are committed together are told last first: a suffix is older than its prefix."""
+    def on_insert(self, blocks: Sequence[BlockId], parent: BlockId | None) -> None:
+        """A run of one chain, in order, was committed together. A suffix should go before its prefix."""
         ...
 
-    def on_hit(self, block: BlockId) -> None:
-        """A request has found and pinned the block; a chain is told last first."""
+    def on_hit(self, blocks: Sequence[BlockId]) -> None:
+        """A request has found and pinned these blocks, a chain from its start."""
         ...
 
-    def on_remove(self, block: BlockId) -> None: ...
+    def on_remove(self, blocks: Sequence[BlockId]) -> None: ...
 
     def victims(self) -> Iterator[BlockId]:
         """Every block, in the order they should go. The pool stops when it has enough, and removes nothing before."""

@@ -12,14 +12,11 @@ from mcjax.types import BlockId
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A resident block. It can be evicted when nothing pins it and no resident block continues it."""
+class Anchor:
+    """A block that one or more pins end at. Neither it nor what it continues can be evicted."""
 
     block: BlockId
-    parent: BlockId | None
     slot: int
-    checksum: bytes
-    children: int = 0
     pins: int = 0
     detached: bool = False
     """Out of the index (found corrupt), kept only until the last pin is released."""
@@ -43,10 +40,10 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Pin(Hold):
-    """A resident prefix that must stay: one handle on the deepest block, since only leaves are evicted."""
+    """A resident prefix that must stay: one anchor, its deepest block, since only leaves are evicted."""
 
     blocks: tuple[BlockId, ...] = ()
-    deepest: Entry | None = None
+    deepest: Anchor | None = None
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 from mcjax import aio
 from mcjax.errors import InstanceDown, IntegrityError, PoolFull, StaleRegion
-from mcjax.kvpool.base import BlockStore, Eviction, Header, Watermark
+from mcjax.kvpool.base import BlockStore, Eviction, Watermark
 from mcjax.kvpool.groups import boundary
-from mcjax.kvpool.holds import Entry, Hold, Pin, Reservation
+from mcjax.kvpool.holds import Anchor, Hold, Pin, Reservation
+from mcjax.kvpool.index import BlockIndex
 from mcjax.transfer.base import Region
 from mcjax.types import BlockId, KVGroup, Recorder, Tier
 
@@ -24,8 +25,8 @@ HIT_HISTORY = 256
 class Pool:
     """Blocks of one node's DRAM.
 
-    The index holds committed blocks only, and a block only while the block before it is resident, so that a match is a
-    walk from the start. Two requests that write the same block both write; the second commit keeps the first's slot.
+    The index holds committed blocks only. Two requests that write the same block both write; the second commit keeps
+    the first's slot.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Pool:
         self._recorder = recorder
         self._on_change = on_change
         self._boundary = boundary(groups)
-        self._entries: dict[BlockId, Entry] = {}
-        self._detached: dict[Entry, None] = {}
+        self._index = BlockIndex()
+        self._detached: dict[Anchor, None] = {}
         self._pins: dict[Pin, None] = {}
         self._reservations: dict[Reservation, None] = {}
         self._hits: deque[float] = deque(maxlen=HIT_HISTORY)
@@ -58,10 +59,10 @@ class Pool:
         self._notified = False
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._index)
 
     def __contains__(self, block: BlockId) -> bool:
-        return block in self._entries
+        return block in self._index.slots
 
     def _check_up(self) -> None:
         if self._down:
@@ -78,39 +79,31 @@ class Pool:
         """How many leading blocks could be used now, up to a boundary of all KV groups. Says nothing about later, and
         keeps nothing alive; `pin` does.
         """
-        count = self._leading(blocks)
+        self._check_up()
+        count = self._index.leading(blocks)
         # A slot holds a block's every group, so one residency stands for them all (`groups.common_prefix`).
         return count - count % self._boundary
-
-    def _leading(self, blocks: Sequence[BlockId]) -> int:
-        self._check_up()
-        entries = self._entries
-        for depth, block in enumerate(blocks):
-            if block not in entries:
-                return depth
-        return len(blocks)
 
     def pin(self, owner: int, blocks: Sequence[BlockId], leased: bool = False) -> Pin:
         """Match and pin at once: the longest resident prefix of `blocks`, which stays until the pin is released."""
         count = self.match(blocks)
         pin = Pin(self.node, owner, self._expiry(leased), blocks=tuple(blocks[:count]))
         if count:
-            pin.deepest = self._entries[blocks[count - 1]]
-            pin.deepest.pins += 1
-            self._touch(pin.blocks)
+            pin.deepest = self._index.anchor(blocks[count - 1])
+            self._eviction.on_hit(pin.blocks)
         self._pins[pin] = None
         return pin
 
     def deepen(self, pin: Pin, blocks: Sequence[BlockId]) -> None:
         """Let `pin` also cover blocks that were committed behind it; `blocks` is the whole chain from the start."""
         pin.check()
-        count = self._leading(blocks)
+        self._check_up()
+        count = self._index.leading(blocks)
         if count <= len(pin.blocks):
             return
         before = pin.deepest
         pin.blocks = tuple(blocks[:count])
-        pin.deepest = self._entries[blocks[count - 1]]
-        pin.deepest.pins += 1
+        pin.deepest = self._index.anchor(blocks[count - 1])
         if before is not None:
             self._unpin(before)
 
@@ -120,21 +113,25 @@ class Pool:
         Raises `StaleRegion` if one has left the index: even pinned blocks do when they are found corrupt.
         """
         self._check_up()
-        return self.store.regions([entry.slot for entry in self._resident(blocks)])
+        try:
+            return self.store.regions(self._index.slots_of(blocks))
+        except KeyError as missing:
+            raise self._left(missing) from None
 
     def checksums(self, blocks: Sequence[BlockId]) -> tuple[bytes, ...]:
         """The checksums that blocks were committed with. Raises `StaleRegion` like `region`."""
-        return tuple(entry.checksum for entry in self._resident(blocks))
-
-    def _resident(self, blocks: Sequence[BlockId]) -> list[Entry]:
         try:
-            return [self._entries[block] for block in blocks]
+            return self._index.checksums_of(blocks)
         except KeyError as missing:
-            raise StaleRegion(f"pool {self.node}: the block has left the index", first_block=missing.args[0]) from None
+            raise self._left(missing) from None
+
+    def _left(self, missing: KeyError) -> StaleRegion:
+        return StaleRegion(f"pool {self.node}: the block has left the index", first_block=missing.args[0])
 
     def contents(self) -> dict[BlockId, bytes]:
         """Every resident block and its checksum."""
-        return {entry.block: entry.checksum for entry in self._entries.values()}
+        blocks = tuple(self._index.slots)
+        return dict(zip(blocks, self._index.checksums_of(blocks), strict=True))
 
     def note_hits(self, share: float) -> None:
         """A request found this share of its prompt here; watermark strategies look at the history."""
@@ -167,33 +164,18 @@ class Pool:
         if len(slots) < len(blocks):
             raise IntegrityError(f"{self.node}: {len(blocks)} blocks for the {len(slots)} slots that are left reserved")
         del reservation.slots[: len(blocks)]
-        before = None if parent is None else self._entries.get(parent)
-        if parent is not None and before is None:
+        if parent is not None and parent not in self._index.slots:
             self.store.free(slots)
             self._notify()
             return False
-        inserted: list[Entry] = []
-        duplicates: list[int] = []
-        for index, block in enumerate(blocks):
-            entry = self._entries.get(block)
-            if entry is None:
-                checksum = checksums[index] if checksums else b""
-                entry = Entry(block, None if before is None else before.block, slots[index], checksum)
-                self._entries[block] = entry
-                self.store.commit(slots[index], Header(block, 0, checksum))
-                if before is not None:
-                    before.children += 1
-                inserted.append(entry)
-            else:
-                duplicates.append(slots[index])
-            before = entry
+        new, new_slots, duplicates = self._index.insert(blocks, slots, parent, checksums[: len(blocks)])
         if duplicates:
             self.store.free(duplicates)
             self._notify()
-        if inserted:
-            for entry in reversed(inserted):
-                self._eviction.on_insert(entry.block, entry.parent)
-            self._changed("insert", 1, [entry.block for entry in inserted], reservation.owner)
+        if new:
+            self.store.commit(new_slots, new, self._index.checksums_of(new))
+            self._eviction.on_insert(new, parent)
+            self._changed("insert", 1, new, reservation.owner)
         return True
 
     # Letting go
@@ -239,22 +221,17 @@ class Pool:
 
     def drop(self, blocks: Sequence[BlockId]) -> None:
         """Blocks that are not what they say (corrupt or lost) leave the index at once, with all that continues them."""
-        named = dict.fromkeys(blocks)
-        doomed: dict[BlockId, Entry] = {}
-        if any(block in self._entries for block in named):
-            for block, entry in self._entries.items():  # in order of insertion: parents come before children
-                if block in named or entry.parent in doomed:
-                    doomed[block] = entry
+        doomed = self._index.continued_by(blocks)
         if doomed:
-            self._remove(list(reversed(doomed.values())))
-            self._changed("drop", -1, list(doomed), -1)
+            self._remove(doomed[::-1])
+            self._changed("drop", -1, doomed, -1)
             self._notify()
 
     def fail(self) -> None:
         """The node died: its memory is gone, and everyone who asks is told."""
         self._down = True
         self.store.wipe()
-        self._remove(list(reversed(self._entries.values())))
+        self._remove(list(reversed(self._index.slots)))
         self._notify()
         for hold in [*self._pins, *self._reservations]:
             hold.lost = True
@@ -277,30 +254,21 @@ class Pool:
     def _leases(self) -> list[Hold]:
         return [hold for hold in [*self._pins, *self._reservations] if hold.expires_ns is not None]
 
-    def _touch(self, blocks: Sequence[BlockId]) -> None:
-        on_hit = self._eviction.on_hit
-        for block in reversed(blocks):
-            on_hit(block)
+    def _unpin(self, anchor: Anchor) -> None:
+        anchor.pins -= 1
+        if anchor.pins:
+            return
+        if anchor.detached:
+            del self._detached[anchor]
+            self.store.free([anchor.slot])
+        else:
+            del self._index.anchors[anchor.block]
 
-    def _unpin(self, entry: Entry) -> None:
-        entry.pins -= 1
-        if entry.detached and entry.pins == 0:
-            del self._detached[entry]
-            self.store.free([entry.slot])
-
-    def _remove(self, entries: Sequence[Entry]) -> None:
-        """Take entries out of the index, children before their parents. Pinned ones keep their slots until unpinned."""
-        slots: list[int] = []
-        for entry in entries:
-            del self._entries[entry.block]
-            self._eviction.on_remove(entry.block)
-            if entry.parent is not None:
-                self._entries[entry.parent].children -= 1
-            if entry.pins:
-                entry.detached = True
-                self._detached[entry] = None
-            else:
-                slots.append(entry.slot)
+    def _remove(self, blocks: Sequence[BlockId]) -> None:
+        """Take blocks out of the index, children before their parents. Pinned ones keep their slots until unpinned."""
+        slots, anchors = self._index.remove(blocks)
+        self._eviction.on_remove(blocks)
+        self._detached.update(dict.fromkeys(anchors))
         self.store.free(slots)
 
     def _make_room(self, count: int) -> None:
@@ -310,37 +278,14 @@ class Pool:
             return
         wanted = max(count, capacity - int(low * capacity) + count) if low < 1.0 else count
         while free < wanted:
-            victims = self._victims(wanted - free)
+            victims = self._index.victims(self._eviction.victims(), wanted - free)
             if free + len(victims) < count:
                 raise PoolFull(self.node, count, free + len(victims))
             if not victims:
                 return
             self._remove(victims)
-            self._changed("evict", -1, [entry.block for entry in victims], -1)
+            self._changed("evict", -1, victims, -1)
             free = self.store.free_slots  # less than hoped for where a transfer still reads a victim: then more must go
-
-    def _victims(self, count: int) -> list[Entry]:
-        """Up to `count` entries to evict: again and again the first in order with neither pins nor children left."""
-        chosen: list[Entry] = []
-        leaving: dict[BlockId, int] = {}
-        passed: dict[BlockId, None] = {}
-        entries = self._entries
-        for block in self._eviction.victims():
-            entry = entries[block]
-            while not entry.pins and entry.children == leaving.get(entry.block, 0):
-                chosen.append(entry)
-                if len(chosen) == count:
-                    return chosen
-                parent = entry.parent
-                if parent is None:
-                    break
-                leaving[parent] = leaving.get(parent, 0) + 1
-                if parent not in passed:
-                    break
-                entry = entries[parent]  # its turn has been, it only had a child then: nothing comes before it
-            else:
-                passed[entry.block] = None
-        return chosen
 
     def _changed(self, kind: str, sign: int, blocks: Sequence[BlockId], owner: int) -> None:
         self._on_change(sign, blocks)
@@ -353,27 +298,24 @@ class Pool:
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless slots, parents, children and pins all add up. For tests: O(blocks)."""
         self.store.check_integrity()
-        children: dict[BlockId, int] = {}
-        for entry in self._entries.values():
-            if entry.parent is not None:
-                if entry.parent not in self._entries:
-                    raise IntegrityError(f"{self.node}: block {entry.block} is resident without its parent")
-                children[entry.parent] = children.get(entry.parent, 0) + 1
-            header = self.store.header(entry.slot)
-            if header is None or header.block != entry.block:
-                raise IntegrityError(f"{self.node}: slot {entry.slot} does not hold block {entry.block}")
-        pins: dict[Entry, int] = {}
+        index = self._index
+        index.check_integrity(self.node)
+        for block, slot in index.slots.items():
+            header = self.store.header(slot)
+            if header is None or header.block != block:
+                raise IntegrityError(f"{self.node}: slot {slot} does not hold block {block}")
+        pins: dict[Anchor, int] = {}
         for pin in self._pins:
             if pin.deepest is not None:
                 pins[pin.deepest] = pins.get(pin.deepest, 0) + 1
-        for entry in [*self._entries.values(), *self._detached]:
-            found = pins.get(entry, 0)
-            if entry.pins != found:
-                raise IntegrityError(f"{self.node}: block {entry.block} counts {entry.pins} pins, {found} exist")
-            if not entry.detached and entry.children != children.get(entry.block, 0):
-                raise IntegrityError(f"{self.node}: block {entry.block} miscounts its children")
+        anchors = [*index.anchors.values(), *self._detached]
+        if {anchor: anchor.pins for anchor in anchors} != pins:
+            raise IntegrityError(f"{self.node}: pins are miscounted")
+        for block, anchor in index.anchors.items():
+            if anchor.detached or index.slots.get(block) != anchor.slot:
+                raise IntegrityError(f"{self.node}: the anchor of block {block} is not where the block is")
         reserved = sum(len(reservation) for reservation in self._reservations)
-        accounted = len(self._entries) + len(self._detached) + reserved
+        accounted = len(index) + len(self._detached) + reserved
         if accounted != self.store.taken_slots:
             raise IntegrityError(f"{self.node}: {self.store.taken_slots} slots are taken, {accounted} accounted for")
 

@@ -75,11 +75,20 @@ class Expectation:
 
 
 class Admission(Protocol):
-    """Whether to take a request on; asked at arrival, and again when its prompt is ready to be decoded."""
+    """Whether to take a request on; asked at arrival, and again when its prompt is ready to be decoded.
+
+    One that has nothing to say at one of them may leave it out of `asked_at` (an attribute; all stages if it is not
+    there), which saves a look at the cluster.
+    """
 
     def admit(
         self, request: Request, expectation: Expectation, view: ClusterView, stage: Stage, rng: np.random.Generator
     ) -> Admit | Reject: ...
+
+
+def is_asked(admission: Admission, stage: Stage) -> bool:
+    """Whether an admission strategy wants to be asked at this stage."""
+    return stage in getattr(admission, "asked_at", tuple(Stage))
 
 
 @dataclass(frozen=True, slots=True)

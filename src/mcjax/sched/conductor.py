@@ -23,7 +23,7 @@ from mcjax.errors import (
     TransferError,
 )
 from mcjax.kvpool.pool import Pool
-from mcjax.sched.base import DecodePort, MixedPort, PrefillPort, Recompute, Replica, Stage
+from mcjax.sched.base import DecodePort, MixedPort, PrefillPort, Recompute, Replica, Stage, is_asked
 from mcjax.sched.job import CompletionRecord, Job, Placement
 from mcjax.sched.placement import Strategies, admit, locate, place
 from mcjax.sched.reports import ReportBus
@@ -39,9 +39,11 @@ RETRY_PAUSE_NS = NS_PER_S // 10
 
 
 class InstanceHandle(Protocol):
-    """What the conductor holds of an instance: its name, and a future that resolves when it is given up for dead."""
+    """What the conductor holds of an instance: its name, its number on the report bus, and a future that is done when
+    it is given up for dead."""
 
     name: str
+    number: int
     down: asyncio.Future[None]
 
 
@@ -79,7 +81,9 @@ class Conductor:
         """An instance is there, and ready."""
         self._instances[instance.name] = instance
         self._pools[node] = pool
-        self.state.join(instance.name, node, role, free_tokens)
+        member = self.state.join(instance.name, node, role, free_tokens)
+        if member.index != instance.number:
+            raise RuntimeError(f"{instance.name} reports as number {instance.number} and joins as {member.index}")
         self._journal(f"join {instance.name} {node} {role}", [free_tokens])
 
     def placed_on(self, name: str) -> int:
@@ -165,10 +169,10 @@ class Conductor:
         self._assign(job, placement)
         try:
             if prefill is decode:
-                await self._call(prefill, cast("MixedPort", prefill).serve(job, placement))
+                await _at(prefill, cast("MixedPort", prefill).serve(job, placement))
             else:
                 prompt = cast("PrefillPort", prefill).prefill(job, placement)
-                record = await self._call(prefill, prompt, self._release)
+                record = await _at(prefill, prompt, self._release)
                 try:
                     if record.output_ended:
                         decision.outcome = "completed"
@@ -176,7 +180,7 @@ class Conductor:
                     self._recheck(job, placement)
                     self.state.hand_over(job.request_id, aio.now_ns())
                     self._journal("hand_over", [job.request_id])
-                    await self._call(decode, cast("DecodePort", decode).decode(job, record))
+                    await _at(decode, cast("DecodePort", decode).decode(job, record))
                 finally:
                     self._release(record)
             decision.outcome = "completed"
@@ -203,6 +207,8 @@ class Conductor:
 
     def _recheck(self, job: Job, placement: Placement) -> None:
         """Admission's second look, with the load as it is now that the prompt is done."""
+        if not is_asked(self._strategies.admission, Stage.DECODE):
+            return
         self.refresh()
         now_ns = aio.now_ns()
         self._journal("recheck", [job.request_id])
@@ -220,32 +226,6 @@ class Conductor:
             self._recorder,
         )
 
-    async def _call(
-        self,
-        instance: InstanceHandle,
-        procedure: Coroutine[Any, Any, T],
-        discard: Callable[[T], None] = lambda result: None,
-    ) -> T:
-        """Run a procedure on an instance; `InstanceDown` as soon as the instance is given up for dead.
-
-        A result that comes in the instant in which its caller is cancelled goes to `discard`.
-        """
-        task = aio.spawn(procedure, f"{instance.name}.call")
-        taken = False
-        try:
-            await aio.first_of([task, instance.down])
-            if not task.done():
-                raise InstanceDown(instance.name)
-            taken = True
-            return task.result()
-        finally:
-            if not taken:
-                try:
-                    await aio.settle(task)
-                finally:
-                    if task.done() and not task.cancelled() and task.exception() is None:
-                        discard(task.result())
-
     def _release(self, record: CompletionRecord) -> None:
         """Whatever became of the job, nothing of it stays held where the record says its blocks are."""
         pool = self._pools.get(record.pin.node)
@@ -256,6 +236,15 @@ class Conductor:
     def _journal(self, kind: str, values: Sequence[int]) -> None:
         now_ns = aio.now_ns()
         self._recorder.report(now_ns, now_ns, "conductor", kind, values)
+
+
+async def _at(
+    instance: InstanceHandle,
+    procedure: Coroutine[Any, Any, T],
+    discard: Callable[[T], None] = lambda result: None,
+) -> T:
+    """Run a procedure on an instance; `InstanceDown` as soon as the instance is given up for dead."""
+    return await aio.unless(instance.down, lambda: InstanceDown(instance.name), procedure, discard)
 
 
 def _note_outcome(job: Job, placement: Placement) -> None:

@@ -23,6 +23,7 @@ from mcjax.sched.base import (
     Replica,
     Roles,
     Stage,
+    is_asked,
     strategy_name,
 )
 from mcjax.sched.job import Placement
@@ -111,7 +112,7 @@ def place(
         decode_index=decode.index,
         prefill_estimate_ns=round(prefill_s * NS_PER_S),
     )
-    if attempt == 1:
+    if attempt == 1 and is_asked(strategies.admission, Stage.ARRIVAL):
         admit(request, placement, slo, view, Stage.ARRIVAL, strategies.admission, rng, now_ns, recorder)
     return placement
 

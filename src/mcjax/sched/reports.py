@@ -17,6 +17,9 @@ from mcjax import aio
 from mcjax.types import BlockId
 
 LOAD = "load"
+INSTANCES = "instances"
+"""The source of load reports: they come for all instances together."""
+
 BLOCKS_ADDED = "blocks+"
 BLOCKS_REMOVED = "blocks-"
 
@@ -44,19 +47,35 @@ class Growth:
     def by(self, tick_ns: int) -> tuple[int, int]:
         """Tokens added before `tick_ns`, and when the last of them were (-1 if none)."""
         ends_ns = self._ends_ns()
-        steps = int(np.searchsorted(ends_ns, tick_ns))
+        steps = int(ends_ns.searchsorted(tick_ns))
         return self.batch * steps, int(ends_ns[steps - 1]) if steps else -1
 
 
 @dataclass(slots=True)
 class Report:
-    """State of `source` as of `tick_ns`. `values` is a row of `LOAD_COLUMNS`, or block ids."""
+    """State as of `tick_ns`. Values of `LOAD`: a row an instance that changed, `(number, tick_ns, *LOAD_COLUMNS)`, one
+    behind the other; of the others: block ids that came to or left the node `source`."""
 
     tick_ns: int
     source: str
     kind: str
-    values: Sequence[int]
-    growth: Growth | None = None
+    values: Sequence[int] | NDArray[np.int64]
+
+
+def load_report(tick_ns: int, rows: Sequence[Sequence[int]]) -> Report:
+    """The report of several instances' loads, each `(number, tick_ns, *LOAD_COLUMNS)`."""
+    return Report(tick_ns, INSTANCES, LOAD, np.array(rows, np.int64).ravel())
+
+
+@dataclass(slots=True)
+class _Load:
+    """An instance's load as of a tick to come, and what its running step adds by then."""
+
+    tick_ns: int
+    number: int
+    row: Sequence[int]
+    growth: Growth | None
+    grown: int = 0
 
 
 class ReportBus:
@@ -68,51 +87,69 @@ class ReportBus:
     def __init__(self, period_ns: int, delay_ns: int = 0):
         self.period_ns = period_ns
         self.delay_ns = delay_ns
-        self._pending: deque[Report] = deque()
-        self._latest: dict[str, Report] = {}
-        self._growing: dict[str, Report] = {}
-        self._grown: dict[str, int] = {}
+        self._blocks: deque[Report] = deque()
+        self._loads: deque[_Load] = deque()
+        self._latest: list[_Load | None] = []
+        self._growing: dict[int, _Load] = {}
+        self._read_ns = -1
 
     def _tick_after(self, time_ns: int) -> int:
         return (time_ns // self.period_ns + 1) * self.period_ns
 
-    def load(self, source: str, row: Sequence[int], growth: Growth | None = None) -> None:
-        """The load of instance `source` is now `row`, and grows with its running step; only the last row before a tick
-        is ever seen."""
-        tick_ns = self._tick_after(aio.now_ns())
-        latest = self._latest.get(source)
+    def join(self) -> int:
+        """A further instance will report its load: the number it is known by."""
+        self._latest.append(None)
+        return len(self._latest) - 1
+
+    def load(self, number: int, row: Sequence[int], growth: Growth | None = None) -> None:
+        """The load of an instance is now `row`, and grows with its running step; only the last row before a tick is
+        ever seen."""
+        period_ns = self.period_ns
+        tick_ns = (aio.now_ns() // period_ns + 1) * period_ns
+        latest = self._latest[number]
         if latest is not None and latest.tick_ns == tick_ns:
-            latest.values, latest.growth = row, growth
+            latest.row, latest.growth = row, growth
             return
-        latest = Report(tick_ns, source, LOAD, row, growth)
-        self._latest[source] = latest
-        self._pending.append(latest)
+        latest = _Load(tick_ns, number, row, growth)
+        self._latest[number] = latest
+        self._loads.append(latest)
 
     def blocks(self, node: str, sign: int, blocks: Sequence[BlockId]) -> None:
         """Blocks have come to (`sign` > 0) or gone from `node`."""
         kind = BLOCKS_ADDED if sign > 0 else BLOCKS_REMOVED
-        self._pending.append(Report(self._tick_after(aio.now_ns()), node, kind, blocks))
+        self._blocks.append(Report(self._tick_after(aio.now_ns()), node, kind, blocks))
 
     def read(self) -> list[Report]:
-        """Everything that has become visible since the last read, oldest first."""
+        """Everything that has become visible since the last read: blocks, oldest first, then the loads that changed."""
         visible_ns = aio.now_ns() - self.delay_ns
-        pending = self._pending
+        blocks, loads = self._blocks, self._loads
         seen: list[Report] = []
-        while pending and pending[0].tick_ns <= visible_ns:
-            report = pending.popleft()
-            seen.append(report)
-            if report.kind == LOAD:
-                self._growing.pop(report.source, None)
-                if report.growth is not None:
-                    self._growing[report.source] = report
-                    self._grown[report.source] = 0
+        while blocks and blocks[0].tick_ns <= visible_ns:
+            seen.append(blocks.popleft())
         tick_ns = visible_ns // self.period_ns * self.period_ns
-        for source, report in self._growing.items():
-            assert report.growth is not None
-            tokens, end_ns = report.growth.by(tick_ns)
-            if tokens > self._grown[source]:
-                self._grown[source] = tokens
-                row = list(report.values)
-                row[CONTEXT] += tokens
-                seen.append(Report(self._tick_after(end_ns), source, LOAD, row))
+        if tick_ns != self._read_ns or (loads and loads[0].tick_ns <= visible_ns):
+            self._read_ns = tick_ns
+            rows = self._changed(visible_ns, tick_ns)
+            if rows:
+                seen.append(load_report(tick_ns, rows))
         return seen
+
+    def _changed(self, visible_ns: int, tick_ns: int) -> list[list[int]]:
+        """The last visible row of each instance whose load has changed."""
+        loads, growing = self._loads, self._growing
+        rows: dict[int, list[int]] = {}
+        while loads and loads[0].tick_ns <= visible_ns:
+            load = loads.popleft()
+            rows[load.number] = [load.number, load.tick_ns, *load.row]
+            growing.pop(load.number, None)
+            if load.growth is not None:
+                growing[load.number] = load
+        for load in growing.values():
+            assert load.growth is not None
+            tokens, end_ns = load.growth.by(tick_ns)
+            if tokens > load.grown:
+                load.grown = tokens
+                row = [load.number, self._tick_after(end_ns), *load.row]
+                row[2 + CONTEXT] += tokens
+                rows[load.number] = row
+        return list(rows.values())

@@ -14,14 +14,14 @@ import numpy as np
 
 from mcjax.cost.base import CostModel
 from mcjax.kvpool.directory import Directory
-from mcjax.sched.reports import BLOCKS_ADDED, LOAD, Report
+from mcjax.sched.reports import BLOCKS_ADDED, LOAD, LOAD_COLUMNS, Report
 from mcjax.sched.view import ClusterView, DecodeColumns
 from mcjax.types import BlockId, Role
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance that has joined; `index` is its column for the whole run."""
+    """An instance that has joined; `index` is its column for the whole run, and its number on the report bus."""
 
     name: str
     node: str
@@ -29,6 +29,7 @@ class Member:
     role: Role
     index: int
     draining: bool = False
+    gone: bool = False
     sent: int = 0
 
 
@@ -103,6 +104,7 @@ class ClusterState:
     def leave(self, name: str) -> None:
         """The instance is gone, and its node's memory with it."""
         member = self.members.pop(name)
+        member.gone = True
         self._node_members[member.node] -= 1
         if not self._node_members[member.node]:
             del self._node_members[member.node]
@@ -140,12 +142,17 @@ class ClusterState:
             else:
                 self.directory.remove(node, report.values)
             return
-        member = self.members.get(report.source)
-        if member is None:
+        rows = np.asarray(report.values).reshape(-1, 2 + len(LOAD_COLUMNS))
+        numbers = rows[:, 0]
+        self._tick_ns[numbers] = rows[:, 1]
+        self._loads[numbers] = rows[:, 2:]
+        for number, tick_ns, accepted in rows[:, :3].tolist():
+            self._reported(self._all[number], tick_ns, accepted)
+
+    def _reported(self, member: Member, tick_ns: int, accepted: int) -> None:
+        """As of `tick_ns` an instance had accepted so many jobs: those are in its own columns now."""
+        if member.gone:
             return
-        self._loads[member.index] = report.values
-        self._tick_ns[member.index] = report.tick_ns
-        accepted = report.values[0]
         unreported = self._unreported[member.index]
         while unreported and unreported[0][0] <= accepted:
             assignment = unreported.popleft()[1]
@@ -153,7 +160,8 @@ class ClusterState:
                 self._unpend_prefill(assignment)
             if member is assignment.decode:
                 self._unpend_decode(assignment)
-        self._faded(member.node_index, report.tick_ns)
+        if self._fading[member.node_index]:
+            self._faded(member.node_index, tick_ns)
 
     def _faded(self, node: int, tick_ns: int | None = None) -> None:
         """Drop what was expected until the report of `tick_ns` (None: altogether)."""

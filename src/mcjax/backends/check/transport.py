@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -56,7 +55,7 @@ class CheckTransport:
         return self._stats
 
     def submit(self, copies: list[Copy], priority: int = 0) -> FutureHandle:
-        handle = FutureHandle(asyncio.get_running_loop().create_future())
+        handle = FutureHandle(aio.new_future())
         blocks = sum(len(copy.source.slots) for copy in copies)
         duration_s = self._rng.uniform(*LATENCY_S) + blocks * BLOCK_S
         if self._hit("slow", self._faults.slow):

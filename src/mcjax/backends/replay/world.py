@@ -5,7 +5,6 @@ On the virtual loop the procedures then meet the same wake-ups in the same order
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class ReplayExecutor:
         found = self._log.answer(self.name, self._calls)
         self._calls += 1
         if found is None:
-            await asyncio.get_running_loop().create_future()
+            await aio.new_future()
             raise AssertionError("unreachable")
         await aio.sleep_until_ns(found[0])
         progress = decode_progress(found[1])
@@ -122,7 +121,7 @@ class ReplayTransport:
         return self._stats
 
     def submit(self, copies: list[Copy], priority: int = 0) -> FutureHandle:
-        handle = FutureHandle(asyncio.get_running_loop().create_future())
+        handle = FutureHandle(aio.new_future())
         found = self._log.answer(self.name, self._calls)
         self._calls += 1
         self._stats.pending_bytes += sum(copy.source.nbytes for copy in copies)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mcjax.errors import IntegrityError, PoolFull
 from mcjax.kvpool.base import Header
 from mcjax.transfer.base import Region
-from mcjax.types import Tier
+from mcjax.types import BlockId, Tier
 
 
 def _nobody() -> None:
@@ -28,7 +28,7 @@ class SlotStore:
         self.block_bytes = block_bytes
         self._free = list(range(capacity - 1, -1, -1))
         self._generations = [0] * capacity
-        self._headers: dict[int, Header] = {}
+        self._headers: dict[int, tuple[BlockId, bytes]] = {}
         self._held: dict[int, int] = {}
         self._leaving: dict[int, None] = {}
         self.on_space: Callable[[], None] = _nobody
@@ -57,11 +57,12 @@ class SlotStore:
         del self._free[-count:]
         return taken
 
-    def commit(self, slot: int, header: Header) -> None:
-        self._headers[slot] = header
+    def commit(self, slots: Sequence[int], blocks: Sequence[BlockId], checksums: Sequence[bytes]) -> None:
+        self._headers.update(zip(slots, zip(blocks, checksums, strict=True), strict=True))
 
     def header(self, slot: int) -> Header | None:
-        return self._headers.get(slot)
+        found = self._headers.get(slot)
+        return None if found is None else Header(*found)
 
     def regions(self, slots: Sequence[int]) -> Region:
         return Region(self, tuple(slots), tuple(map(self._generations.__getitem__, slots)))

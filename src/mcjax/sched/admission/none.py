@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from mcjax.types import Request
 @dataclass(frozen=True)
 class AdmitAll:
     """No request is refused; overload shows as queueing."""
+
+    asked_at: ClassVar[tuple[Stage, ...]] = ()
 
     def admit(
         self, request: Request, expectation: Expectation, view: ClusterView, stage: Stage, rng: np.random.Generator

@@ -5,7 +5,6 @@ A batch is accepted on the loop's thread, performed on another, and answered by 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -114,7 +113,7 @@ class ThreadedTransport(ABC):
 
     def submit(self, copies: list[Copy], priority: int = 0) -> FutureHandle:
         """Start a batch. Batches go first come, first served: `priority` is the transfer engine's business."""
-        handle = FutureHandle(asyncio.get_running_loop().create_future())
+        handle = FutureHandle(aio.new_future())
         nbytes = sum(copy.source.nbytes for copy in copies)
         refused = [self._check(copy) for copy in copies]
         batch = Batch(self._calls, list(copies), refused, handle, aio.clock(), nbytes, [])
