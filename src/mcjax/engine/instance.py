@@ -227,7 +227,6 @@ class Instance:
         limit = job.request.max_tokens
         sequence = Sequence(job.request, item, done, limit=limit, order=order, on_tokens=job.emit)
         self.loop.add_decode(sequence)
-        self.publish()
         try:
             end = await done
             if end.preempted:
@@ -236,7 +235,6 @@ class Instance:
         finally:
             self.loop.made_room(sequence)
             await self.loop.leave(sequence)
-            self.publish()
 
     async def _swap(self, job: Job, item: StepItem, sequence: Sequence) -> None:
         """Move the sequence's pages to the node's DRAM, wait for pages, and move them back, checksums verified.

@@ -73,12 +73,15 @@ class StepLoop:
         self.context_tokens += sequence.item.start
         self.waiting_decodes.append(sequence)
         self._admit()
+        self._on_change()
         self._woken()
 
     async def leave(self, sequence: Sequence) -> None:
         """Take a sequence out; returns when no running step touches its pages any more."""
-        self._remove(sequence)
+        removed = self._remove(sequence)
         if not sequence.running or self._dead is not None:
+            if removed:
+                self._on_change()
             return
         if self.growth is not None:
             self.growth = Growth(self.growth.batch - 1, self._executor.step_ends_ns)
@@ -101,14 +104,18 @@ class StepLoop:
         while self.waiting_decodes and len(self.decodes) < self._capacity.max_batch:
             self.decodes.append(self.waiting_decodes.pop(0))
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> bool:
+        """False if it had gone already."""
         if sequence in self.prefills:
             self.prefills.remove(sequence)
+            return True
         for group in (self.decodes, self.waiting_decodes):
             if sequence in group:
                 group.remove(sequence)
                 self.context_tokens -= sequence.item.start
-        self._admit()
+                self._admit()
+                return True
+        return False
 
     # Running
 
@@ -117,6 +124,7 @@ class StepLoop:
         while True:
             plan = self._plan()
             if plan is None:
+                self._on_change()
                 await self._wake.wait()
                 continue
             self._wake.clear()
@@ -125,7 +133,9 @@ class StepLoop:
             for sequence in chosen:
                 sequence.running = True
             if chosen[0].item.kind is Kind.DECODE:
-                self._grow(len(chosen))
+                self.growth = Growth(len(chosen), self._executor.step_ends_ns)
+                self._growths = [self.growth]
+            self._on_change()
             try:
                 progress = await self._executor.run(plan, max_steps)
             except McjaxError as problem:
@@ -146,7 +156,6 @@ class StepLoop:
             self._settle(progress.ends_ns)
             self._apply(plan, chosen, progress)
             self._let_go(chosen)
-            self._on_change()
 
     def kill(self, problem: McjaxError) -> None:
         """The instance is dead: its steps never end, who joins is told, who leaves need not wait.
@@ -165,12 +174,6 @@ class StepLoop:
             if sequence.left is not None and not sequence.left.done():
                 sequence.left.set_result(None)
 
-    def _grow(self, batch: int) -> None:
-        """A decode step begins: until it is applied, reports count what it has done by their tick."""
-        self.growth = Growth(batch, self._executor.step_ends_ns)
-        self._growths = [self.growth]
-        self._on_change()
-
     def _settle(self, ends_ns: NDArray[np.int64]) -> None:
         for growth in self._growths:
             growth.settle(ends_ns)
@@ -178,13 +181,9 @@ class StepLoop:
 
     def _plan(self) -> tuple[StepPlan, list[Sequence], int] | None:
         prefills = self.prefills
-        self._grow_pages()
-        decodes = [sequence for sequence in self.decodes if self._room(sequence) > 0]
-        if not prefills and not decodes:
-            return None
+        decodes, horizon = self._ready_decodes()
         if not prefills:
-            horizon = min(min(s.limit - s.item.generated, self._room(s)) for s in decodes)
-            return StepPlan([s.item for s in decodes]), decodes, min(horizon, self._max_steps)
+            return (StepPlan([s.item for s in decodes]), decodes, min(horizon, self._max_steps)) if decodes else None
         first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
         if not 0 <= first < len(prefills):
             raise ConfigError("sched.tenancy", strategy_name(self._tenancy), f"chose prompt {first} of {len(prefills)}")
@@ -205,6 +204,19 @@ class StepLoop:
             chosen += decodes
         return StepPlan([sequence.item for sequence in chosen]), chosen, 1
 
+    def _ready_decodes(self) -> tuple[list[Sequence], int]:
+        """The decodes that have room for a token, and how many steps they could go on together."""
+        decodes, rooms = list(self.decodes), self._rooms(self.decodes)
+        if rooms and min(rooms) <= 0:
+            self._grow_pages()
+            decodes = [sequence for sequence in self.decodes if self._room(sequence) > 0]
+            rooms = self._rooms(decodes)
+        return decodes, min([*rooms, *[sequence.limit - sequence.item.generated for sequence in decodes]], default=0)
+
+    def _rooms(self, sequences: list[Sequence]) -> list[int]:
+        page_tokens = self._capacity.page_tokens
+        return [len(sequence.item.pages) * page_tokens - sequence.item.start for sequence in sequences]
+
     def _room(self, sequence: Sequence) -> int:
         """Tokens that still fit into its pages."""
         return len(sequence.item.pages) * self._capacity.page_tokens - sequence.item.start
@@ -224,7 +236,10 @@ class StepLoop:
         Where pages have run out it stands still. If it came before somebody else who holds pages here, the last of
         those is preempted: one at a time, since each frees more than a page.
         """
-        starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
+        rooms = self._rooms(self.decodes)
+        if not rooms or min(rooms) > 0:
+            return False
+        starving = [s for s, room in zip(self.decodes, rooms, strict=True) if room <= 0 and not s.running]
         grown = False
         for sequence in sorted(starving, key=lambda sequence: sequence.order):
             page = self._more_pages(1)
@@ -281,7 +296,7 @@ class StepLoop:
                 item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
             if sequence.left is not None:
                 self.context_tokens -= steps  # it left while the step ran, and was already taken off
-                seen = int(np.searchsorted(ends_ns, sequence.left_ns))
+                seen = int(ends_ns.searchsorted(sequence.left_ns))
                 if seen:  # of a macro-step, what was there before it left
                     sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
                 continue

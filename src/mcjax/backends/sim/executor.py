@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +24,9 @@ class SimExecutor:
         self._capacity = capacity
         self._cost = cost
         self._scripts = scripts
-        self._interrupted = aio.Signal(f"{name}.interrupt")
         self._ends_ns = NO_STEPS
+        self._done: asyncio.Future[None] | None = None
+        self._timer: aio.Timer | None = None
         self._busy_ns = 0
 
     def capacity(self) -> Capacity:
@@ -35,20 +39,36 @@ class SimExecutor:
         return self._ends_ns
 
     def interrupt(self) -> None:
-        self._interrupted.set()
+        """The decode step now running becomes the last one."""
+        if self._done is None:
+            return
+        running = int(self._ends_ns.searchsorted(aio.now_ns()))
+        if running + 1 < len(self._ends_ns):
+            self._ends_ns = self._ends_ns[: running + 1]
+            self._wake_at_last_end()
 
     async def run(self, plan: StepPlan, max_steps: int) -> Progress:
         items = plan.items
         start_ns = aio.now_ns()
+        script = self._scripts.script
+        scripts = [script(item.request_id) for item in items]
         if items[0].kind is Kind.PREFILL:
-            ends_ns = np.array([start_ns + self._chunk_ns(items)], np.int64)
-            await aio.sleep_until_ns(int(ends_ns[0]))
+            end_ns = start_ns + self._chunk_ns(items)
+            await aio.sleep_until_ns(end_ns)
+            ends_ns = np.array([end_ns], np.int64)
         else:
-            ends_ns = await self._decode(items, min(max_steps, self._until_first_end(items)), start_ns)
+            until_end = min([script.output_tokens - item.generated for item, script in zip(items, scripts)])
+            ends_ns = await self._decode(items, max(1, min(max_steps, until_end)), start_ns)
         steps = len(ends_ns)
         self._busy_ns += int(ends_ns[-1]) - start_ns
-        finished = [index for index, item in enumerate(items) if self._ends(item, steps)]
-        tokens = [self._tokens(item, steps) for item in items]
+        finished: list[int] = []
+        tokens: list[Tokens | None] = []
+        for index, (item, script) in enumerate(zip(items, scripts)):
+            done = item.generated + steps
+            if item.samples and done >= script.output_tokens:
+                finished.append(index)
+            known = script.tokens is not None and item.samples
+            tokens.append(cast("Tokens", script.tokens)[item.generated : done] if known else None)
         return Progress(steps, start_ns, ends_ns, tokens, tuple(finished))
 
     def _chunk_ns(self, items: list[StepItem]) -> int:
@@ -62,26 +82,23 @@ class SimExecutor:
         return duration_ns + self._cost.mixed_ns(chunks[0].start, chunks[0].q_len, len(decodes), context)
 
     async def _decode(self, items: list[StepItem], steps: int, start_ns: int) -> NDArray[np.int64]:
-        """Sleep until the last step's end, or (interrupted) until the end of the step then running."""
-        context = sum(item.start for item in items)
-        ends_ns = start_ns + np.cumsum(self._cost.step_ns(len(items), context, steps))
-        self._interrupted.clear()
-        self._ends_ns = ends_ns
-        if await self._interrupted.wait(int(ends_ns[-1])):
-            running = int(np.searchsorted(ends_ns, aio.now_ns()))
-            self._ends_ns = ends_ns = ends_ns[: running + 1]
-            await aio.sleep_until_ns(int(ends_ns[-1]))
-        return ends_ns
+        """Wait for the last step's end, or (interrupted) for the end of the step then running."""
+        context = sum([item.start for item in items])
+        self._ends_ns = start_ns + self._cost.step_ns(len(items), context, steps).cumsum()
+        self._done = aio.new_future()
+        self._wake_at_last_end()
+        try:
+            await self._done
+        finally:
+            self._done = None
+        return self._ends_ns
 
-    def _until_first_end(self, items: list[StepItem]) -> int:
-        script = self._scripts.script
-        return max(1, min(script(item.request_id).output_tokens - item.generated for item in items))
+    def _wake_at_last_end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = aio.clock().call_at_ns(int(self._ends_ns[-1]), self._wake)
 
-    def _ends(self, item: StepItem, steps: int) -> bool:
-        return item.samples and item.generated + steps >= self._scripts.script(item.request_id).output_tokens
-
-    def _tokens(self, item: StepItem, steps: int) -> Tokens | None:
-        if not item.samples:
-            return None
-        tokens = self._scripts.script(item.request_id).tokens
-        return None if tokens is None else tokens[item.generated : item.generated + steps]
+    def _wake(self) -> None:
+        self._timer = None
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
