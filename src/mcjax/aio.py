@@ -152,7 +152,8 @@ class _Here(threading.local):
     """The clock of a loop that is its own. Kept beside asyncio's running loop, since asking for that one may cost a
     system call, and procedures ask for the time a hundred times a request."""
 
-    clock: Clock | None = None
+    def __init__(self) -> None:
+        self.clock: Clock | None = None
 
 
 _here = _Here()

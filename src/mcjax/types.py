@@ -225,7 +225,9 @@ class Recorder(Protocol):
         """Keep a decision; its outcome may be set on the returned object until the run ends."""
         ...
 
-    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+    def report(
+        self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int] | NDArray[np.int64]
+    ) -> None:
         """A report as policy saw it: read at `time_ns`, as of `tick_ns`."""
         ...
 
@@ -251,7 +253,9 @@ class NullRecorder:
     def decision(self, decision: Decision) -> Decision:
         return decision
 
-    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+    def report(
+        self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int] | NDArray[np.int64]
+    ) -> None:
         pass
 
     def request(self, row: RequestRow) -> None:

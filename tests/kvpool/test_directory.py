@@ -82,7 +82,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert not self.directory.prefix_blocks(CHAIN).any()
         assert len(self.directory) == 0
         assert self.directory._expected == {}
-        assert self.directory._expected_counts == {}
+        assert not any(self.directory._expected_counts.values())
 
 
 TestDirectory = DirectoryMachine.TestCase

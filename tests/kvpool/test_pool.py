@@ -228,6 +228,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert held.hold.blocks == expected
         if longer:
             held.deepest = self.resident[path[depth - 1]]
+            for block in reversed(expected):
+                self.touch(self.resident[block])
             if before is not None and before.detached and not self.pinned(before):
                 before.freed = True
 
@@ -311,8 +313,8 @@ class PoolMachine(RuleBasedStateMachine):
         for slot, block in zip(slots, blocks, strict=True):
             fill(self.store, slot, block)
         seen = self.do(lambda: self.pool.commit(held.hold, blocks, parent, sums))
-        assert seen == (parent is None or parent in self.resident)
-        if not seen:
+        assert (seen is not None) == (parent is None or parent in self.resident)
+        if seen is None:
             assert self.changes == []
             return
         fresh: list[Copy] = []
@@ -325,6 +327,7 @@ class PoolMachine(RuleBasedStateMachine):
         for copy in reversed(fresh):
             self.touch(copy)
         assert self.changes == [(1, copy.block) for copy in fresh]
+        assert seen == [self.resident[block].slot for block in blocks], "where they lie, whoever wrote them"
 
     @precondition(has_hold)
     @rule(pick=picks)

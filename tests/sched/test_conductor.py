@@ -41,7 +41,7 @@ from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.reports import ReportBus
 from mcjax.sched.roles.static import Static
-from mcjax.sched.state import ClusterState, LinkEstimate
+from mcjax.sched.state import PENDING_NS, ClusterState, LinkEstimate
 from mcjax.sched.view import ClusterView
 from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Request, RequestRow, Role, Tier
 
@@ -181,7 +181,7 @@ class House:
             assert fake.inside == 0
             fake.pool.check_integrity()
             fake.pool.check_idle()
-        assert not self.state._pending.any()
+        assert not self.state._columns[PENDING_NS:].any()
         assert not self.state._assignments
 
 
@@ -417,7 +417,8 @@ def test_rejected_at_the_decode_stage_gives_everything_back_and_is_never_retried
 
         async def meanwhile(job: Job) -> None:
             await aio.sleep_ns(NS_PER_S // 10)
-            house.bus.load(house.instances["d0"].number, (0, 0, 30, 30_000, 0, 0))  # while it computed, others filled the instance
+            # While it computed, others filled the instance.
+            house.bus.load(house.instances["d0"].number, (0, 0, 30, 30_000, 0, 0))
             await aio.sleep_ns(NS_PER_S)
 
         house.instances["p0"].on_prefill = meanwhile

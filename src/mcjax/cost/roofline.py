@@ -147,15 +147,21 @@ class Roofline:
         fixed_fs = self._fixed_fs + (batch + length_tokens) * self._collective_fs_per_token
         return (max(memory_fs, compute_fs) + fixed_fs) // _FS_PER_NS
 
+    @cached_property
+    def _prefill_s_per_token(self) -> float:
+        matmul_s = formulas.matmul_flops_per_token(self.model) / self._flops_per_s
+        return matmul_s + self._collective_fs_per_token / _FS_PER_S
+
+    @cached_property
+    def _prefill_s_per_pair(self) -> float:
+        return formulas.attention_flops_per_pair(self.model) / self._flops_per_s
+
     def prefill_s(self, prompt_tokens: int, reused_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """`[I]` float64 seconds."""
-        reused = np.asarray(reused_tokens, np.float64)
-        computed = prompt_tokens - reused
+        linear_s, pair_s = self._prefill_s_per_token, self._prefill_s_per_pair / 2
         # Pairs of a chunk after a prefix: the difference of n (n + 1) / 2.
-        pairs = (float(prompt_tokens) * (prompt_tokens + 1) - reused * (reused + 1)) / 2
-        flops = computed * formulas.matmul_flops_per_token(self.model)
-        flops += pairs * formulas.attention_flops_per_pair(self.model)
-        return flops / self._flops_per_s + computed * (self._collective_fs_per_token * 1e-15)
+        whole_s = prompt_tokens * (linear_s + pair_s * (prompt_tokens + 1))
+        return whole_s - reused_tokens * (linear_s + pair_s * (reused_tokens + 1))
 
     def decode_s(self, batch: NDArray[np.int64], context_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """`[I]` float64 seconds; 0 for an empty batch."""
@@ -163,7 +169,8 @@ class Roofline:
             weights_fs = np.array([self._weights_fs(int(count)) for count in batch], np.int64)
         else:
             weights_fs = self._dense_weights_fs
-        return np.where(batch > 0, self._decode_ns(batch, context_tokens, weights_fs), 0) / 1e9
+        step_s = self._decode_ns(batch, context_tokens, weights_fs) / 1e9
+        return step_s if batch.all() else np.where(batch > 0, step_s, 0.0)
 
     def _decode_ns(
         self,

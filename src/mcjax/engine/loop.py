@@ -122,13 +122,13 @@ class StepLoop:
     async def run(self) -> None:
         """Forever: plan, run, apply."""
         while True:
-            plan = self._plan()
-            if plan is None:
+            planned = self._plan()
+            if planned is None:
                 self._on_change()
                 await self._wake.wait()
                 continue
             self._wake.clear()
-            plan, chosen, max_steps = plan
+            plan, chosen, max_steps = planned
             self._running = chosen
             for sequence in chosen:
                 sequence.running = True

@@ -73,12 +73,12 @@ class PrefillInstance(Instance):
     ) -> CompletionRecord:
         """Three things at once: the loop computes, one stream fills the own pool, another the receiver's."""
         blocks, cached, present = job.blocks, len(pin), len(there)
-        arrived: dict[int, bytes] = dict(enumerate(self.node.pool.checksums(blocks[:cached])))
         full, store = len(blocks), self.node.pool.store
+        checksums = list(self.node.pool.checksums(blocks[:cached]))
 
         def sent_on(piece: Piece) -> None:
             """What is in the own pool goes on to the receiver, less what is there already (never the tail)."""
-            arrived.update(enumerate(piece.checksums, piece.first))
+            checksums.extend(piece.checksums or (b"",) * len(piece.region.slots))
             skip = max(0, min(present, full) - piece.first)
             slots = piece.region.slots[skip:]
             if slots:
@@ -111,11 +111,11 @@ class PrefillInstance(Instance):
         return CompletionRecord(
             request_id=job.request_id,
             blocks=blocks,
-            checksums=tuple(arrived.get(index, b"") for index in range(full)),
+            checksums=tuple(checksums[:full]),
             prompt_tokens=job.request.prompt_tokens,
             first_token=end.token,
             output_ended=end.output_ended,
             pin=there,
             tail=arriving,
-            tail_checksum=arrived.get(full, b""),
+            tail_checksum=checksums[full] if len(checksums) > full else b"",
         )

@@ -86,7 +86,7 @@ class PrefixFetcher:
             lease.check()  # the copy is only worth something if the lease held to its end
             decision.outcome_s = (aio.now_ns() - start_ns) / NS_PER_S
             decision.outcome = "moved"
-            if pool.commit(reservation, span, job.blocks[first - 1] if first else None, checksums):
+            if pool.commit(reservation, span, job.blocks[first - 1] if first else None, checksums) is not None:
                 pool.deepen(pin, job.blocks[: first + len(span)])
         except (TransferError, LeaseLost, InstanceDown, PoolFull) as problem:
             if decision is not None:

@@ -76,11 +76,15 @@ class BlockStream:
         copy = Copy(piece.region, target, owner, span[0] if span else -1, checksum=self._checksum)
         checksums = await self._sender.move(copy) or piece.checksums
         self._reservation.check()
+        arrived = target
         if span:
             parent = self._blocks[piece.first - 1] if piece.first else None
-            if not pool.commit(self._reservation, span, parent, checksums):
+            slots = pool.commit(self._reservation, span, parent, checksums)
+            if slots is None:
                 raise TransferError("the prefix it continues is no longer resident", owner, span[0])
             pool.deepen(self._pin, self._blocks[: piece.first + len(span)])
-        # The tail stays in its reserved slot: nobody else may ever match it.
-        arrived = pool.store.regions([*pool.region(span).slots, *target.slots[len(span) :]])
+            # The tail stays in its reserved slot: nobody else may ever match it.
+            where = (*slots, *target.slots[len(span) :])
+            if where != target.slots:
+                arrived = pool.store.regions(where)
         self._on_arrival(Piece(piece.first, arrived, checksums))

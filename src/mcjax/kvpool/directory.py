@@ -17,7 +17,7 @@ class Directory:
         self._nodes: dict[str, int] = {}
         self._masks: dict[BlockId, int] = {}
         self._expected: dict[BlockId, int] = {}
-        self._expected_counts: dict[tuple[BlockId, int], int] = {}
+        self._expected_counts: dict[int, dict[BlockId, int]] = {}
 
     def node_index(self, node: str) -> int:
         """The bit of a node, given out at first mention."""
@@ -46,26 +46,25 @@ class Directory:
 
     def expect(self, node: int, blocks: Iterable[BlockId]) -> None:
         """An own decision will put these blocks on `node`; undone by `unexpect` once reports can tell."""
-        bit = 1 << node
+        bit, expected = 1 << node, self._expected
+        counts = self._expected_counts.setdefault(node, {})
         for block in blocks:
-            place = (block, node)
-            self._expected_counts[place] = self._expected_counts.get(place, 0) + 1
-            self._expected[block] = self._expected.get(block, 0) | bit
+            counts[block] = counts.get(block, 0) + 1
+            expected[block] = expected.get(block, 0) | bit
 
     def unexpect(self, node: int, blocks: Iterable[BlockId]) -> None:
-        bit = 1 << node
+        others, expected, counts = ~(1 << node), self._expected, self._expected_counts.setdefault(node, {})
         for block in blocks:
-            place = (block, node)
-            count = self._expected_counts[place] - 1
+            count = counts[block] - 1
             if count:
-                self._expected_counts[place] = count
+                counts[block] = count
                 continue
-            del self._expected_counts[place]
-            left = self._expected[block] & ~bit
+            del counts[block]
+            left = expected[block] & others
             if left:
-                self._expected[block] = left
+                expected[block] = left
             else:
-                del self._expected[block]
+                del expected[block]
 
     def drop_node(self, node: int) -> None:
         """The node is gone, and everything reported of it."""

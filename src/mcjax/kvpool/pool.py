@@ -104,6 +104,7 @@ class Pool:
         before = pin.deepest
         pin.blocks = tuple(blocks[:count])
         pin.deepest = self._index.anchor(blocks[count - 1])
+        self._eviction.on_hit(pin.blocks)  # or its head would look older than its tail
         if before is not None:
             self._unpin(before)
 
@@ -153,10 +154,11 @@ class Pool:
         blocks: Sequence[BlockId],
         parent: BlockId | None,
         checksums: Sequence[bytes] = (),
-    ) -> bool:
+    ) -> list[int] | None:
         """Make `blocks` visible: they fill the reservation's next slots and follow `parent` (None at the start).
 
-        False when the parent is no longer resident: the blocks could never be matched, so their slots are given back.
+        Returns the slots in which the blocks lie now: those of an equal block, where that was here first. None when the
+        parent is no longer resident: the blocks could never be matched, so their slots are given back.
         """
         self._check_up()
         reservation.check()
@@ -167,7 +169,7 @@ class Pool:
         if parent is not None and parent not in self._index.slots:
             self.store.free(slots)
             self._notify()
-            return False
+            return None
         new, new_slots, duplicates = self._index.insert(blocks, slots, parent, checksums[: len(blocks)])
         if duplicates:
             self.store.free(duplicates)
@@ -176,7 +178,7 @@ class Pool:
             self.store.commit(new_slots, new, self._index.checksums_of(new))
             self._eviction.on_insert(new, parent)
             self._changed("insert", 1, new, reservation.owner)
-        return True
+        return self._index.slots_of(blocks) if duplicates else slots
 
     # Letting go
 

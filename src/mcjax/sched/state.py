@@ -18,6 +18,13 @@ from mcjax.sched.reports import BLOCKS_ADDED, LOAD, LOAD_COLUMNS, Report
 from mcjax.sched.view import ClusterView, DecodeColumns
 from mcjax.types import BlockId, Role
 
+COLUMNS = ("tick_ns", *LOAD_COLUMNS, "pending_ns", "pending_sequences", "pending_tokens")
+"""What the state keeps of each instance: its last report, and of the jobs it has not reported yet their prompt work,
+sequences and tokens."""
+
+TICK_NS, _, QUEUE_NS, BATCH, CONTEXT_TOKENS, FREE_TOKENS, OUTGOING_BYTES = range(1 + len(LOAD_COLUMNS))
+PENDING_NS, PENDING_SEQUENCES, PENDING_TOKENS = range(1 + len(LOAD_COLUMNS), len(COLUMNS))
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -70,9 +77,7 @@ class ClusterState:
         self._assignments: dict[int, Assignment] = {}
         self._unreported: list[deque[tuple[int, Assignment]]] = []
         self._fading: list[deque[tuple[int, Sequence[BlockId]]]] = []
-        self._tick_ns = np.zeros(0, np.int64)
-        self._loads = np.zeros((0, 6), np.int64)
-        self._pending = np.zeros((0, 3), np.int64)  # prompt work in ns, sequences, tokens
+        self._columns = np.zeros((len(COLUMNS), 0), np.int64)  # one row a quantity, so that a view takes rows at once
         self._prefill = np.zeros(0, np.int64)
         self._decode = np.zeros(0, np.int64)
         self._prefill_nodes = np.zeros(0, np.int64)
@@ -90,9 +95,8 @@ class ClusterState:
         self._unreported.append(deque())
         while len(self._fading) <= member.node_index:
             self._fading.append(deque())
-        self._tick_ns = np.append(self._tick_ns, 0)
-        self._loads = np.vstack([self._loads, np.array([[0, 0, 0, 0, free_tokens, 0]], np.int64)])
-        self._pending = np.vstack([self._pending, np.zeros((1, 3), np.int64)])
+        self._columns = np.append(self._columns, np.zeros((len(COLUMNS), 1), np.int64), axis=1)
+        self._columns[FREE_TOKENS, member.index] = free_tokens
         self._eligible()
         return member
 
@@ -143,9 +147,7 @@ class ClusterState:
                 self.directory.remove(node, report.values)
             return
         rows = np.asarray(report.values).reshape(-1, 2 + len(LOAD_COLUMNS))
-        numbers = rows[:, 0]
-        self._tick_ns[numbers] = rows[:, 1]
-        self._loads[numbers] = rows[:, 2:]
+        self._columns[: 1 + len(LOAD_COLUMNS), rows[:, 0]] = rows[:, 1:].T
         for number, tick_ns, accepted in rows[:, :3].tolist():
             self._reported(self._all[number], tick_ns, accepted)
 
@@ -172,14 +174,13 @@ class ClusterState:
     def _unpend_prefill(self, assignment: Assignment) -> None:
         if assignment.prefill_pending:
             assignment.prefill_pending = False
-            self._pending[assignment.prefill.index, 0] -= assignment.prefill_ns
+            self._columns[PENDING_NS, assignment.prefill.index] -= assignment.prefill_ns
 
     def _unpend_decode(self, assignment: Assignment) -> None:
         if assignment.decode_pending:
             assignment.decode_pending = False
-            row = self._pending[assignment.decode.index]
-            row[1] -= 1
-            row[2] -= assignment.context_tokens
+            self._columns[PENDING_SEQUENCES, assignment.decode.index] -= 1
+            self._columns[PENDING_TOKENS, assignment.decode.index] -= assignment.context_tokens
 
     # Own decisions
 
@@ -197,9 +198,9 @@ class ClusterState:
         assignment = Assignment(request_id, first, second, prefill_ns, context_tokens, blocks)
         self._assignments[request_id] = assignment
         self._send(first, assignment)
-        self._pending[prefill, 0] += prefill_ns
-        self._pending[decode, 1] += 1
-        self._pending[decode, 2] += context_tokens
+        self._columns[PENDING_NS, prefill] += prefill_ns
+        self._columns[PENDING_SEQUENCES, decode] += 1
+        self._columns[PENDING_TOKENS, decode] += context_tokens
         self.directory.expect(first.node_index, blocks)
 
     def hand_over(self, request_id: int, now_ns: int) -> None:
@@ -235,9 +236,8 @@ class ClusterState:
     def view(
         self, now_ns: int, prompt_tokens: int, blocks: Sequence[BlockId], expected_output_tokens: int = 0
     ) -> ClusterView:
-        rows, columns = self._prefill, self._loads
-        queue_ns = columns[rows, 1] - (now_ns - self._tick_ns[rows])
-        queue_s = (np.maximum(queue_ns, 0) + self._pending[rows, 0]) / 1e9
+        columns = self._columns.take(self._prefill, axis=1)
+        queue_ns = np.maximum(columns[QUEUE_NS] + columns[TICK_NS] - now_ns, 0) + columns[PENDING_NS]
         cached = self.directory.prefix_blocks(blocks)
         return ClusterView(
             time_ns=now_ns,
@@ -246,9 +246,9 @@ class ClusterState:
             block_tokens=self.block_tokens,
             names=self._prefill_names,
             nodes=self._prefill_node_names,
-            queue_s=queue_s,
-            prefix_tokens=cached[self._prefill_nodes] * self.block_tokens,
-            outgoing_bytes=columns[rows, 5],
+            queue_s=queue_ns / 1e9,
+            prefix_tokens=cached.take(self._prefill_nodes) * self.block_tokens,
+            outgoing_bytes=columns[OUTGOING_BYTES],
             decode=self._decode_columns(),
             cost=self.cost,
             bytes_per_token=self.bytes_per_token,
@@ -257,21 +257,21 @@ class ClusterState:
         )
 
     def _decode_columns(self) -> DecodeColumns:
-        rows, columns = self._decode, self._loads
-        pending = self._pending[rows]
+        columns = self._columns.take(self._decode, axis=1)
+        pending_tokens = columns[PENDING_TOKENS]
         return DecodeColumns(
             names=self._decode_names,
-            batch=columns[rows, 2] + pending[:, 1],
-            context_tokens=columns[rows, 3] + pending[:, 2],
-            free_tokens=columns[rows, 4] - pending[:, 2],
+            batch=columns[BATCH] + columns[PENDING_SEQUENCES],
+            context_tokens=columns[CONTEXT_TOKENS] + pending_tokens,
+            free_tokens=columns[FREE_TOKENS] - pending_tokens,
             cost=self.cost,
         )
 
     def step_estimate_s(self, member: Member, more_tokens: int) -> float:
         """Expected decode step of one instance with one more sequence of `more_tokens`."""
-        row, pending = self._loads[member.index], self._pending[member.index]
-        batch = row[2] + pending[1] + 1
-        context = row[3] + pending[2] + more_tokens
+        column = self._columns[:, member.index]
+        batch = column[BATCH] + column[PENDING_SEQUENCES] + 1
+        context = column[CONTEXT_TOKENS] + column[PENDING_TOKENS] + more_tokens
         return float(self.cost.decode_s(np.array([batch]), np.array([context]))[0])
 
     def replicas(self, blocks: Sequence[BlockId]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,17 @@ class DecodeColumns:
     free_tokens: Integers
     """Tokens that more sequences could hold."""
     cost: CostModel
+    _steps_s: dict[tuple[int, int], Floats] = field(default_factory=dict[tuple[int, int], Floats], repr=False)
 
     def step_s(self, more_sequences: int = 0, more_tokens: int = 0) -> Floats:
-        """`[D]` expected decode step with so much more on each instance."""
-        return self.cost.decode_s(self.batch + more_sequences, self.context_tokens + more_tokens)
+        """`[D]` expected decode step with so much more on each instance. Not to be written into: it is kept for who
+        asks again."""
+        more = (more_sequences, more_tokens)
+        found = self._steps_s.get(more)
+        if found is None:
+            found = self.cost.decode_s(self.batch + more_sequences, self.context_tokens + more_tokens)
+            self._steps_s[more] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

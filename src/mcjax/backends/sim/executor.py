@@ -50,8 +50,8 @@ class SimExecutor:
     async def run(self, plan: StepPlan, max_steps: int) -> Progress:
         items = plan.items
         start_ns = aio.now_ns()
-        script = self._scripts.script
-        scripts = [script(item.request_id) for item in items]
+        script_of = self._scripts.script
+        scripts = [script_of(item.request_id) for item in items]
         if items[0].kind is Kind.PREFILL:
             end_ns = start_ns + self._chunk_ns(items)
             await aio.sleep_until_ns(end_ns)
