@@ -148,28 +148,24 @@ class WallClock:
         callback(*args)
 
 
-class _Here(threading.local):
-    """The clock of a loop that is its own. Kept beside asyncio's running loop, since asking for that one may cost a
-    system call, and procedures ask for the time a hundred times a request."""
-
-    def __init__(self) -> None:
-        self.clock: Clock | None = None
-
-
-_here = _Here()
+_here = threading.local()
+"""Holds, of a thread whose loop is its own clock, that clock. Asking asyncio for its running loop may cost a system call,
+and procedures ask for the time a hundred times a request."""
 
 
 def enter(clock: Clock | None) -> Clock | None:
     """`clock` is this thread's from now on; returns what was. Loops that are their own clock call it as they start and
     end."""
-    before, _here.clock = _here.clock, clock
+    before: Clock | None = getattr(_here, "clock", None)
+    _here.clock = clock
     return before
 
 
 def clock() -> Clock:
     """The running loop's clock, made at first use on a stock loop."""
-    if _here.clock is not None:
-        return _here.clock
+    own: Clock | None = getattr(_here, "clock", None)
+    if own is not None:
+        return own
     loop = cast("_LoopWithClock", asyncio.get_running_loop())
     try:
         return loop.mcjax_clock
@@ -183,12 +179,12 @@ class _LoopWithClock(Protocol):
 
 
 def now_ns() -> int:
-    return (_here.clock or clock()).now_ns()
+    return clock().now_ns()
 
 
 def new_future() -> asyncio.Future[Any]:
     """A future of the running loop."""
-    return (_here.clock or clock()).create_future()
+    return clock().create_future()
 
 
 def start_of_run() -> None:

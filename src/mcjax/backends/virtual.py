@@ -34,11 +34,12 @@ looking for them."""
 _logger = logging.getLogger(__name__)
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop:
     """A loop that is its own `mcjax.aio.Clock`. One run a loop."""
 
     def __init__(self) -> None:
         self.mcjax_clock = self
+        self._as_asyncio = cast("asyncio.AbstractEventLoop", self)  # it has all that tasks and futures need of one
         self._now_ns = 0
         self._sequence = 0
         self._heap: list[tuple[int, int, Timer]] = []
@@ -65,30 +66,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # What asyncio's tasks and futures need of a loop
 
-    def call_soon(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> None:
         self._ready.append((callback, args, context))
 
-    def call_soon_threadsafe(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> None:
         raise RuntimeError("call_soon_threadsafe: a thread would break the order of virtual time")
 
-    def call_later(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Timer:
         return self.call_at_ns(self._now_ns + round(delay * 1e9), callback, *args)
 
-    def call_at(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Timer:
         return self.call_at_ns(round(when * 1e9), callback, *args)
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._as_asyncio)
 
-    def create_task(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def create_task(
         self,
         coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
         *,
@@ -96,7 +97,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         coroutine = cast("Coroutine[Any, Any, T]", coro)
-        task: asyncio.Task[T] = asyncio.Task(coroutine, loop=self, name=name, context=context)
+        task: asyncio.Task[T] = asyncio.Task(coroutine, loop=self._as_asyncio, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._forget)
         return task
@@ -148,7 +149,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         outer_task = None if outer is None else asyncio.current_task(outer)
         if outer is not None and outer_task is not None:
             asyncio.tasks._leave_task(outer, outer_task)
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self._as_asyncio)
         outer_clock = aio.enter(self)
         self._running = True
         thresholds = gc.get_threshold()
