@@ -144,12 +144,16 @@ class WallClock:
 
 def clock() -> Clock:
     """The running loop's clock, made at first use on a stock loop."""
-    loop = cast("_LoopWithClock", asyncio.get_running_loop())
+    return _clock_of(asyncio.get_running_loop())
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
+    found = cast("_LoopWithClock", loop)
     try:
-        return loop.mcjax_clock
+        return found.mcjax_clock
     except AttributeError:
-        loop.mcjax_clock = WallClock(asyncio.get_running_loop())
-        return loop.mcjax_clock
+        found.mcjax_clock = WallClock(loop)
+        return found.mcjax_clock
 
 
 class _LoopWithClock(Protocol):
@@ -290,6 +294,40 @@ async def within(deadline_ns: int, future: asyncio.Future[T]) -> T:
         if not future.done():
             raise DeadlineExceeded(f"nothing by {deadline_ns / 1e9:.6f} s")
     return future.result()
+
+
+class Deadlines:
+    """Waiters that are all given the same time: at most one timer is pending for them, not one each.
+
+    Most are woken long before; those are passed over when the timer comes up, so who is in time costs nothing.
+    """
+
+    def __init__(self, patience_ns: int):
+        self.patience_ns = patience_ns
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._timer: Timer | None = None
+
+    def watch(self, waiter: asyncio.Future[None]) -> None:
+        """Wake `waiter` when its time is up, if nobody has by then; who it wakes looks which it was."""
+        waiting, running = self._waiting, _clock_of(waiter.get_loop())
+        while waiting and waiting[0][1].done():
+            waiting.popleft()
+        due_ns = running.now_ns() + self.patience_ns
+        waiting.append((due_ns, waiter))
+        if self._timer is None:
+            self._timer = running.call_at_ns(due_ns, self._wake_overdue)
+
+    def _wake_overdue(self) -> None:
+        self._timer = None
+        waiting, running = self._waiting, clock()
+        while waiting:
+            due_ns, waiter = waiting[0]
+            if not waiter.done():
+                if due_ns > running.now_ns():
+                    self._timer = running.call_at_ns(due_ns, self._wake_overdue)
+                    return
+                waiter.set_result(None)
+            waiting.popleft()
 
 
 async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:
