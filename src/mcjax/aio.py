@@ -315,16 +315,18 @@ class Deadlines:
         due_ns = running.now_ns() + self.patience_ns
         waiting.append((due_ns, waiter))
         if self._timer is None:
-            self._timer = running.call_at_ns(due_ns, self._wake_overdue)
+            self._timer = running.call_at_ns(due_ns, self._come_up, False)
 
-    def _wake_overdue(self) -> None:
+    def _come_up(self, is_last_call: bool) -> None:
         self._timer = None
         waiting, running = self._waiting, clock()
         while waiting:
             due_ns, waiter = waiting[0]
             if not waiter.done():
-                if due_ns > running.now_ns():
-                    self._timer = running.call_at_ns(due_ns, self._wake_overdue)
+                is_due = due_ns <= running.now_ns()
+                if not (is_due and is_last_call):
+                    # When it is due, once more in the same instant: an answer that comes in it is in time.
+                    self._timer = running.call_at_ns(due_ns, self._come_up, is_due)
                     return
                 waiter.set_result(None)
             waiting.popleft()
