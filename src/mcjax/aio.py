@@ -144,16 +144,12 @@ class WallClock:
 
 def clock() -> Clock:
     """The running loop's clock, made at first use on a stock loop."""
-    return _clock_of(asyncio.get_running_loop())
-
-
-def _clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
-    found = cast("_LoopWithClock", loop)
+    loop = cast("_LoopWithClock", asyncio.get_running_loop())
     try:
-        return found.mcjax_clock
+        return loop.mcjax_clock
     except AttributeError:
-        found.mcjax_clock = WallClock(loop)
-        return found.mcjax_clock
+        loop.mcjax_clock = WallClock(asyncio.get_running_loop())
+        return loop.mcjax_clock
 
 
 class _LoopWithClock(Protocol):
@@ -297,7 +293,7 @@ async def within(deadline_ns: int, future: asyncio.Future[T]) -> T:
 
 
 class Deadlines:
-    """Waiters that are all given the same time: at most one timer is pending for them, not one each.
+    """Waiters of one loop that are all given the same time: at most one timer is pending for them, not one each.
 
     Most are woken long before; those are passed over when the timer comes up, so who is in time costs nothing.
     """
@@ -306,16 +302,23 @@ class Deadlines:
         self.patience_ns = patience_ns
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timer: Timer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clock: Clock | None = None
 
-    def watch(self, waiter: asyncio.Future[None]) -> None:
-        """Wake `waiter` when its time is up, if nobody has by then; who it wakes looks which it was."""
-        waiting, running = self._waiting, _clock_of(waiter.get_loop())
+    def waiter(self) -> asyncio.Future[None]:
+        """A future that is woken when its time is up, if nobody has by then; who awaits it looks which it was."""
+        loop, running, waiting = self._loop, self._clock, self._waiting
+        if loop is None or running is None:
+            loop = self._loop = asyncio.get_running_loop()  # asked once: that takes longer than all the rest
+            running = self._clock = clock()
         while waiting and waiting[0][1].done():
             waiting.popleft()
+        waiter: asyncio.Future[None] = loop.create_future()
         due_ns = running.now_ns() + self.patience_ns
         waiting.append((due_ns, waiter))
         if self._timer is None:
             self._timer = running.call_at_ns(due_ns, self._come_up, False)
+        return waiter
 
     def _come_up(self, is_last_call: bool) -> None:
         self._timer = None

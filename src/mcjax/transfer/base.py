@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,10 +109,14 @@ class TransportStats:
 
 
 class Handle(Protocol):
-    """A submitted batch. `future` resolves to one result a copy, in order; it always does, cancelled or not, since the
-    slots are owned by the transfer until then."""
+    """A submitted batch."""
 
-    future: asyncio.Future[list[CopyResult]]
+    def when_answered(self, callback: Callable[[list[CopyResult]], object]) -> None:
+        """Have `callback` called with one result a copy, in order: once, on the loop, right now if there is an answer.
+
+        There always will be one, cancelled or not, since the slots are owned by the transfer until then.
+        """
+        ...
 
     def cancel(self) -> None:
         """Give the batch up. Bytes may still land in targets whose region is current; nobody is told."""
@@ -141,10 +145,16 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class FutureHandle:
-    """The plain handle: a future and a flag that the mechanism may look at."""
+    """The plain handle: a future that the mechanism resolves, and a flag that it may look at."""
 
     future: asyncio.Future[list[CopyResult]]
     cancelled: bool = field(default=False)
+
+    def when_answered(self, callback: Callable[[list[CopyResult]], object]) -> None:
+        if self.future.done():
+            callback(self.future.result())
+        else:
+            self.future.add_done_callback(lambda future: callback(future.result()))
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -86,22 +86,18 @@ class TransferEngine:
         except BaseException:
             in_flight.let_go()
             raise
-        answer = handle.future
-        if answer.done():
-            in_flight.let_go()
-            return answer.result()[0]
-        in_flight.waiter = waiter = answer.get_loop().create_future()
-        answer.add_done_callback(in_flight.answered)
-        self._deadlines.watch(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
-        if not answer.done():
+        handle.when_answered(in_flight.answered)
+        if in_flight.result is None:
+            in_flight.waiter = waiter = self._deadlines.waiter()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                handle.cancel()
+                raise
+        if in_flight.result is None:
             handle.cancel()
             raise DeadlineExceeded(f"nothing within {self._deadlines.patience_ns / NS_PER_S:g} s")
-        return answer.result()[0]
+        return in_flight.result
 
     def _choose(self, copy: Copy) -> Transport:
         for transport in self.transports:
@@ -121,14 +117,15 @@ class TransferEngine:
 class _InFlight:
     """The second owner of both regions' slots, from the submission until the mechanism has answered.
 
-    The caller waits for `waiter` and not for the answer itself: cancelling the caller must not cancel the answer.
+    The caller awaits `waiter` and nothing of the mechanism's, so that cancelling the caller leaves that as it is.
     """
 
-    __slots__ = ("source", "target", "waiter")
+    __slots__ = ("result", "source", "target", "waiter")
 
     def __init__(self, source: Region, target: Region):
         self.source = source
         self.target = target
+        self.result: CopyResult | None = None
         self.waiter: asyncio.Future[None] | None = None
         source.memory.hold(source)
         target.memory.hold(target)
@@ -137,7 +134,9 @@ class _InFlight:
         self.source.memory.let_go(self.source)
         self.target.memory.let_go(self.target)
 
-    def answered(self, _: object) -> None:
+    def answered(self, results: list[CopyResult]) -> None:
         self.let_go()
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        self.result = results[0]
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

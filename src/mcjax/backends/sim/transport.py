@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -67,8 +66,6 @@ class SimTransport:
         self._memories: dict[Memory, None] = {}
         self._ways: dict[tuple[Memory, Memory], tuple[str, ...]] = {}
         """Routes between registered memories that are known to fit each other."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """Like its links, a transport serves one run on one loop."""
         self.counted = TransportStats()
 
     def register(self, memory: Memory) -> None:
@@ -83,9 +80,7 @@ class SimTransport:
 
     def submit(self, copies: list[Copy], priority: int = 0) -> SimBatch:
         """Start every copy now. Flows of a higher priority are served first, those of one priority fairly."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        batch = SimBatch(self, copies, self._loop.create_future())
+        batch = SimBatch(self, copies)
         for index, copy in enumerate(copies):
             problem = self.problem(copy)
             if problem is not None:
@@ -140,16 +135,20 @@ class SimTransport:
 class SimBatch:
     """The handle of a batch. Cancelling it gives the links back; copies that had not arrived end in `TransferError`."""
 
-    def __init__(self, transport: SimTransport, copies: list[Copy], future: asyncio.Future[list[CopyResult]]):
-        self.future = future
+    def __init__(self, transport: SimTransport, copies: list[Copy]):
         self.flows: dict[Flow, int] = {}
         """What is under way, and which copy each flow is."""
         self._transport = transport
         self._copies = copies
         self._results = [CopyResult() for _ in copies]
         self._open = len(copies)
-        if not copies:
-            self.future.set_result([])
+        self._callback: Callable[[list[CopyResult]], object] | None = None
+
+    def when_answered(self, callback: Callable[[list[CopyResult]], object]) -> None:
+        if self._open:
+            self._callback = callback
+        else:
+            callback(self._results)
 
     def cancel(self) -> None:
         flows, self.flows = self.flows, {}
@@ -173,5 +172,5 @@ class SimBatch:
             stats.errors += 1
             self._results[index].error = problem
         self._open -= 1
-        if not self._open and not self.future.done():
-            self.future.set_result(self._results)
+        if not self._open and self._callback is not None:
+            self._callback(self._results)
