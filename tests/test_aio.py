@@ -225,6 +225,54 @@ async def test_within_and_first_of_leave_the_futures_when_they_are_cancelled():
     await instant()
 
 
+def _waiter(deadlines: aio.Deadlines, woken: list[tuple[str, int]], name: str) -> asyncio.Future[None]:
+    waiter = deadlines.waiter()
+    waiter.add_done_callback(lambda _: woken.append((name, aio.now_ns())))
+    return waiter
+
+
+def test_deadlines_wake_whoever_nobody_woke_in_time_and_have_one_timer_for_all():
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        deadlines, woken = aio.Deadlines(10), list[tuple[str, int]]()
+        for name in "abcd":
+            waiter = _waiter(deadlines, woken, name)
+            if name in "bd":
+                loop.call_at_ns(aio.now_ns() + 3, waiter.set_result, None)
+            await aio.sleep_ns(2)
+        timers = [timer for _, _, timer in loop._heap if timer.callback is not None]
+        assert len(timers) == 2  # that of d, and one deadline
+        await aio.sleep_ns(100)
+        assert woken == [("b", 5), ("d", 9), ("a", 10), ("c", 14)]
+        assert not loop._heap  # nobody waits any more
+        _waiter(deadlines, woken, "e")
+        await aio.sleep_ns(100)
+        assert woken[-1] == ("e", 118)
+
+    VirtualLoop().run(main)
+
+
+def test_who_is_woken_in_the_very_instant_of_a_deadline_is_in_time():
+    async def main() -> None:
+        deadlines, woken = aio.Deadlines(10), list[tuple[str, int]]()
+        done = _waiter(deadlines, woken, "done")  # sets the timer that the next one finds
+        waiter = deadlines.waiter()
+        in_time: list[bool] = []
+
+        def answer() -> None:
+            in_time.append(not waiter.done())
+            waiter.set_result(None)
+
+        aio.clock().call_at_ns(10, answer)
+        done.set_result(None)
+        await waiter
+        assert in_time == [True]
+        await aio.sleep_ns(100)
+
+    VirtualLoop().run(main)
+
+
 @on_both
 async def test_first_of_says_which_and_takes_the_lowest_if_several_are_done():
     futures = [_future() for _ in range(3)]

@@ -149,7 +149,7 @@ class WallClock:
 
 
 _here = threading.local()
-"""Holds, of a thread whose loop is its own clock, that clock. Asking asyncio for its running loop may cost a system call,
+"""Holds, of a thread whose loop is its own clock, that clock. Asking asyncio for the loop may cost a system call,
 and procedures ask for the time a hundred times a request."""
 
 
@@ -316,6 +316,49 @@ async def within(deadline_ns: int, future: asyncio.Future[T]) -> T:
         if not future.done():
             raise DeadlineExceeded(f"nothing by {deadline_ns / 1e9:.6f} s")
     return future.result()
+
+
+class Deadlines:
+    """Waiters of one loop that are all given the same time: at most one timer is pending for them, not one each.
+
+    Most are woken long before; those are passed over when the timer comes up, so who is in time costs nothing.
+    """
+
+    def __init__(self, patience_ns: int):
+        self.patience_ns = patience_ns
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._timer: Timer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clock: Clock | None = None
+
+    def waiter(self) -> asyncio.Future[None]:
+        """A future that is woken when its time is up, if nobody has by then; who awaits it looks which it was."""
+        loop, running, waiting = self._loop, self._clock, self._waiting
+        if loop is None or running is None:
+            loop = self._loop = asyncio.get_running_loop()  # asked once: that takes longer than all the rest
+            running = self._clock = clock()
+        while waiting and waiting[0][1].done():
+            waiting.popleft()
+        waiter: asyncio.Future[None] = loop.create_future()
+        due_ns = running.now_ns() + self.patience_ns
+        waiting.append((due_ns, waiter))
+        if self._timer is None:
+            self._timer = running.call_at_ns(due_ns, self._come_up, False)
+        return waiter
+
+    def _come_up(self, is_last_call: bool) -> None:
+        self._timer = None
+        waiting, running = self._waiting, clock()
+        while waiting:
+            due_ns, waiter = waiting[0]
+            if not waiter.done():
+                is_due = due_ns <= running.now_ns()
+                if not (is_due and is_last_call):
+                    # When it is due, once more in the same instant: an answer that comes in it is in time.
+                    self._timer = running.call_at_ns(due_ns, self._come_up, is_due)
+                    return
+                waiter.set_result(None)
+            waiting.popleft()
 
 
 async def first_of(futures: Sequence[asyncio.Future[Any]]) -> int:

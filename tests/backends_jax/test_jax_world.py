@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from typing import Any
@@ -14,7 +15,7 @@ from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.padded import Padded
 from mcjax.engine.base import Kind, StepItem, StepPlan
 from mcjax.errors import ConfigError
-from mcjax.transfer.base import Copy
+from mcjax.transfer.base import Copy, CopyResult
 from mcjax.types import NullRecorder, Role, Sampling
 
 SHAPE = ModelShape(
@@ -67,7 +68,9 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
             (prefill.pages.regions(source), store.regions(kept)),
             (store.regions(kept), decode.pages.regions(target[:2])),
         ):
-            [result] = await device.submit([Copy(one, two)]).future
+            answer: asyncio.Future[list[CopyResult]] = asyncio.get_running_loop().create_future()
+            device.submit([Copy(one, two)]).when_answered(answer.set_result)
+            [result] = await answer
             assert result.error is None
         item = StepItem(1, Kind.DECODE, 16, 1, target, Sampling(), token)
         progress = await decode.executor.run(StepPlan([item]), 6)

@@ -67,6 +67,9 @@ def test_transfer_time_is_latency_plus_bytes_over_bandwidth() -> None:
     assert node.transfer_ns(0) == 7
     assert node.transfer_ns(1) == 7 + 333_333_334  # rounded up
     assert node.transfer_ns(4, "pcie") == 1 + 2_000_000_000
+    with pytest.raises(ConfigError, match=r"hardware\.ssd_bytes_per_s=0.*a800x8 has none"):
+        node.transfer_ns(1, "ssd")
+    assert replace(node, ssd_bytes_per_s=4, ssd_latency_ns=9).transfer_ns(1, "ssd") == 9 + 250_000_000
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ def test_transfer_time_is_latency_plus_bytes_over_bandwidth() -> None:
         ({"count": 0}, r"hardware\.count=0"),
         ({"hbm_bytes": 1.5}, r"hardware\.hbm_bytes=1\.5"),
         ({"nic_latency_ns": -1}, r"hardware\.nic_latency_ns=-1"),
+        ({"ssd_bytes_per_s": -1}, r"hardware\.ssd_bytes_per_s=-1"),
         ({"interconnect_bytes_per_s": 0}, "need an interconnect"),
     ],
 )

@@ -157,11 +157,12 @@ async def test_pages_are_handed_out_whole_in_order_and_a_cancelled_taker_keeps_n
 async def test_a_taker_is_woken_when_a_transfer_lets_go_of_pages_that_were_given_back():
     pages = Pages(SlotStore("n", Tier.HBM, 2, 64), "i")
     mine = await pages.take(2)
-    pages.store.hold(mine)
+    region = pages.store.regions(mine)
+    pages.store.hold(region)
     pages.give_back(mine)  # its request was cancelled; the copy into them is still under way
     taker = aio.spawn(pages.take(2), "taker")
     await aio.sleep_ns(5)
     assert not taker.done()
-    pages.store.let_go(mine)
+    pages.store.let_go(region)
     assert await taker
     assert aio.now_ns() == 5

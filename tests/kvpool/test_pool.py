@@ -94,7 +94,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.holds: list[Held] = []
         self.gone: list[Hold] = []
         self.regions: list[tuple[Region, list[Copy]]] = []
-        self.in_flight: list[tuple[int, ...]] = []
+        self.in_flight: list[Region] = []
         self.reported: set[int] = set()
         self.tick = 0
         self.now_ns = 0
@@ -137,7 +137,7 @@ class PoolMachine(RuleBasedStateMachine):
         return sorted(found, key=lambda copy: copy.used)
 
     def in_transfer(self, slot: int) -> bool:
-        return any(slot in slots for slots in self.in_flight)
+        return any(slot in region.slots for region in self.in_flight)
 
     def evictable(self) -> list[Copy]:
         """Everything that could go if it had to: neither it nor what continues it is pinned."""
@@ -401,14 +401,15 @@ class PoolMachine(RuleBasedStateMachine):
     def transfer_begins(self, pick: int) -> None:
         slots = [c.slot for c in self.resident.values()] + [slot for held in self.holds for slot in held.slots]
         chosen = (slots[pick % len(slots)], slots[(pick // 7) % len(slots)])
-        self.store.hold(chosen)
-        self.in_flight.append(chosen)
+        region = self.store.regions(chosen)
+        self.store.hold(region)
+        self.in_flight.append(region)
 
     @precondition(lambda self: self.in_flight)
     @rule(pick=picks)
     def transfer_ends(self, pick: int) -> None:
-        slots = self.in_flight.pop(pick % len(self.in_flight))
-        self.do(lambda: self.store.let_go(slots))
+        region = self.in_flight.pop(pick % len(self.in_flight))
+        self.do(lambda: self.store.let_go(region))
 
     # After every step
 
@@ -446,8 +447,8 @@ class PoolMachine(RuleBasedStateMachine):
         for held in list(self.holds):
             self.do(lambda held=held: self.pool.release(held.hold))
             self.let_go(held)
-        for slots in self.in_flight:
-            self.do(lambda slots=slots: self.store.let_go(slots))
+        for region in self.in_flight:
+            self.do(lambda region=region: self.store.let_go(region))
         self.pool.check_idle()
         self.pool.check_integrity()
         if not self.fails:
@@ -570,8 +571,8 @@ def test_watermarks_evict_down_to_low_once_high_would_be_passed_but_never_refuse
 async def test_a_waiter_is_woken_when_a_transfer_lets_go_of_the_last_slot():
     pool = make(2)
     put(pool, (0, 1))
-    slots = pool.region((0, 1)).slots
-    pool.store.hold(slots)
+    region = pool.region((0, 1))
+    pool.store.hold(region)
     got: list[Reservation] = []
 
     def attempt() -> bool:
@@ -585,7 +586,7 @@ async def test_a_waiter_is_woken_when_a_transfer_lets_go_of_the_last_slot():
     await aio.sleep_ns(5)
     assert not got
     assert pool.match((0,)) == 0  # evicted, and the transfer still reads it
-    pool.store.let_go(slots)
+    pool.store.let_go(region)
     assert await waiting
     assert aio.now_ns() == 5
     pool.release(got[0])

@@ -32,6 +32,7 @@ class Told:
     handles: list[FutureHandle] = field(default_factory=list)
     submitted_ns: list[int] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
 
     def register(self, memory: Memory) -> None:
         self.memories.append(memory)
@@ -52,6 +53,7 @@ class Told:
         handle = FutureHandle(asyncio.get_running_loop().create_future())
         self.handles.append(handle)
         self.submitted_ns.append(aio.now_ns())
+        self.priorities.append(priority)
         result = CopyResult(error, () if error else (b"sum",) * len(copies[0].source.slots))
         aio.clock().call_at_ns(aio.now_ns() + round(delay_s * NS_PER_S), handle.future.set_result, [result])
         return handle
@@ -203,6 +205,51 @@ def test_the_first_transport_that_reaches_is_used_and_none_is_a_typed_error() ->
         with pytest.raises(TransferError, match=r"no transport reaches from a\.dram to b\.dram"):
             await bench.engine.move(bench.copy())
         bench.check_idle()
+
+    virtual(main)
+
+
+def test_a_copys_priority_reaches_the_transport_with_every_attempt() -> None:
+    async def main() -> None:
+        told = Told([(0.1, TransferError("link down"))])
+        bench = Bench(told)
+        copy = bench.copy()
+        copy.priority = 3
+        await bench.engine.move(copy)
+        bench.give_back(copy)
+        await bench.engine.move(bench.copy())
+        assert told.priorities == [3, 3, 0]
+
+    virtual(main)
+
+
+def test_moves_side_by_side_each_have_their_own_deadline() -> None:
+    """One timer serves them all; neither a move that ended in time nor one that began later moves another's end."""
+
+    async def main() -> None:
+        told = Told([(0.2, None), (9.0, None), (1.2, None), (0.95, None)])
+        bench = Bench(told, attempts=1)
+        region, target = bench.source.regions(bench.source.reserve(1)), bench.target.regions(bench.target.reserve(1))
+        ends: list[tuple[int, str]] = []
+
+        async def move(index: int) -> None:
+            await aio.sleep_ns(index * NS_PER_S // 10)
+            try:
+                await bench.engine.move(Copy(region, target))
+                ends.append((aio.now_ns(), f"{index} arrived"))
+            except TransferError:
+                ends.append((aio.now_ns(), f"{index} overdue"))
+
+        tasks = [aio.spawn(move(index), f"move {index}") for index in range(4)]
+        for task in tasks:
+            await task
+        tenths = NS_PER_S // 10
+        assert ends == [
+            (2 * tenths, "0 arrived"),
+            (11 * tenths, "1 overdue"),
+            (12 * tenths, "2 overdue"),
+            (12.5 * tenths, "3 arrived"),
+        ]
 
     virtual(main)
 

@@ -8,7 +8,7 @@ from typing import Literal
 from mcjax.errors import ConfigError
 from mcjax.types import NS_PER_S
 
-_MAY_BE_ZERO = ("interconnect_bytes_per_s", "nic_latency_ns", "pcie_latency_ns")
+_MAY_BE_ZERO = ("interconnect_bytes_per_s", "nic_latency_ns", "pcie_latency_ns", "ssd_bytes_per_s", "ssd_latency_ns")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ class Hardware:
     pcie_latency_ns: int
     source: str
     """Where the figures come from, in a line."""
+    ssd_bytes_per_s: int = 0
+    """Out of (or into) the node's SSDs, all together. 0 where none are given: then no block can be kept there."""
+    ssd_latency_ns: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -67,10 +70,16 @@ class Hardware:
     def total_hbm_bytes_per_s(self) -> int:
         return self.hbm_bytes_per_s * self.count
 
-    def transfer_ns(self, nbytes: int, link: Literal["nic", "pcie"] = "nic") -> int:
-        """Nanoseconds to move `nbytes` alone on a link: latency plus bytes over bandwidth, rounded up."""
+    def transfer_ns(self, nbytes: int, link: Literal["nic", "pcie", "ssd"] = "nic") -> int:
+        """Nanoseconds to move `nbytes` alone on a link: latency plus bytes over bandwidth, rounded up.
+
+        Raises `ConfigError` for the SSDs of a node that has none.
+        """
         latency_ns, bytes_per_s = {
             "nic": (self.nic_latency_ns, self.nic_bytes_per_s),
             "pcie": (self.pcie_latency_ns, self.pcie_bytes_per_s),
+            "ssd": (self.ssd_latency_ns, self.ssd_bytes_per_s),
         }[link]
+        if not bytes_per_s:
+            raise ConfigError(f"hardware.{link}_bytes_per_s", 0, f"{self.name} has none, or none is given")
         return latency_ns + -(-nbytes * NS_PER_S // bytes_per_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mcjax import aio
 from mcjax.errors import ConfigError, DeadlineExceeded, StaleRegion, TransferError
-from mcjax.transfer.base import Copy, CopyResult, Memory, Transport
+from mcjax.transfer.base import Copy, CopyResult, Memory, Region, Transport
 from mcjax.types import NS_PER_S, Recorder
 
 
@@ -27,8 +27,10 @@ class TransferEngine:
             raise ConfigError("transfer.attempts", attempts, "must be at least 1")
         self.transports = list(transports)
         self._recorder = recorder
-        self._deadline_ns = round(deadline_s * NS_PER_S)
+        self._deadlines = aio.Deadlines(round(deadline_s * NS_PER_S))
         self._attempts = attempts
+        self._labels: dict[tuple[Memory, Memory], tuple[str, str]] = {}
+        """What the log calls a way: nodes and tiers."""
 
     def register(self, memory: Memory) -> None:
         for transport in self.transports:
@@ -37,6 +39,7 @@ class TransferEngine:
     def deregister(self, memory: Memory) -> None:
         for transport in self.transports:
             transport.deregister(memory)
+        self._labels = {way: labels for way, labels in self._labels.items() if memory not in way}
 
     async def move(self, copy: Copy) -> tuple[bytes, ...]:
         """Move one span; returns its checksums (if the copy asks for them and the world has bytes).
@@ -45,21 +48,23 @@ class TransferEngine:
             StaleRegion: source or target changed hands; never retried.
             TransferError: still not there after every attempt.
         """
+        source, target = copy.source.memory, copy.target.memory
         transport = self._choose(copy)
-        start_ns = aio.now_ns()
+        clock = aio.clock()
+        start_ns = clock.now_ns()
         for attempt in range(1, self._attempts + 1):
             try:
                 result = await self._once(transport, copy)
             except DeadlineExceeded:
                 result = CopyResult(TransferError("no answer within the deadline", copy.request_id, copy.first_block))
             if result.error is None:
-                now_ns = aio.now_ns()
+                nodes, tiers = self._labels.get((source, target)) or self._label(source, target)
                 self._recorder.event(
-                    now_ns,
+                    clock.now_ns(),
                     "transfer",
                     copy.request_id,
-                    f"{copy.source.memory.node}>{copy.target.memory.node}",
-                    tier=f"{copy.source.memory.tier}>{copy.target.memory.tier}",
+                    nodes,
+                    tier=tiers,
                     first_block=copy.first_block,
                     blocks=len(copy.source.slots),
                     nbytes=copy.source.nbytes,
@@ -75,25 +80,24 @@ class TransferEngine:
         source, target = copy.source, copy.target
         if not (source.is_current() and target.is_current()):
             return CopyResult(StaleRegion("a region changed hands", copy.request_id, copy.first_block))
-        source.memory.hold(source.slots)
-        target.memory.hold(target.slots)
-
-        def let_go(_: object) -> None:
-            source.memory.let_go(source.slots)
-            target.memory.let_go(target.slots)
-
+        in_flight = _InFlight(source, target)
         try:
-            handle = transport.submit([copy])
+            handle = transport.submit([copy], copy.priority)
         except BaseException:
-            let_go(None)
+            in_flight.let_go()
             raise
-        handle.future.add_done_callback(let_go)
-        try:
-            results = await aio.within(aio.now_ns() + self._deadline_ns, handle.future)
-        except (DeadlineExceeded, asyncio.CancelledError):
+        handle.when_answered(in_flight.answered)
+        if in_flight.result is None:
+            in_flight.waiter = waiter = self._deadlines.waiter()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                handle.cancel()
+                raise
+        if in_flight.result is None:
             handle.cancel()
-            raise
-        return results[0]
+            raise DeadlineExceeded(f"nothing within {self._deadlines.patience_ns / NS_PER_S:g} s")
+        return in_flight.result
 
     def _choose(self, copy: Copy) -> Transport:
         for transport in self.transports:
@@ -104,3 +108,35 @@ class TransferEngine:
             copy.request_id,
             copy.first_block,
         )
+
+    def _label(self, source: Memory, target: Memory) -> tuple[str, str]:
+        labels = self._labels[source, target] = (f"{source.node}>{target.node}", f"{source.tier}>{target.tier}")
+        return labels
+
+
+class _InFlight:
+    """The second owner of both regions' slots, from the submission until the mechanism has answered.
+
+    The caller awaits `waiter` and nothing of the mechanism's, so that cancelling the caller leaves that as it is.
+    """
+
+    __slots__ = ("result", "source", "target", "waiter")
+
+    def __init__(self, source: Region, target: Region):
+        self.source = source
+        self.target = target
+        self.result: CopyResult | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        source.memory.hold(source)
+        target.memory.hold(target)
+
+    def let_go(self) -> None:
+        self.source.memory.let_go(self.source)
+        self.target.memory.let_go(self.target)
+
+    def answered(self, results: list[CopyResult]) -> None:
+        self.let_go()
+        self.result = results[0]
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

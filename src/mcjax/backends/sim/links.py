@@ -1,8 +1,10 @@
 """Links with fair sharing: how long bytes take when many flows cross the same PCIe switches and network cards.
 
-Flows over one set of links form a *path* and are served alike, so a path keeps one service clock (bytes given to each
-of its flows so far) and its flows wait for the reading at which they are done. A flow that starts or ends touches only
-the paths that share links with it, directly or through others; nothing else changes, not even by a rounding.
+Flows of one class over one set of links form a *path* and are served alike, so a path keeps one service clock (bytes
+given to each of its flows so far) and its flows wait for the reading at which they are done. A flow that starts or ends
+touches only the paths that share links with it, directly or through others; nothing else changes, not even by a
+rounding. Most flows share with nobody from beginning to end: those need one timer, for the arrival, and are taken off
+their links then, or when somebody else comes who would share them.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from mcjax import aio
 from mcjax.types import NS_PER_S
 
 _FORGIVEN_NS = 1 / 1024
 """Ends are rounded up to whole nanoseconds; float rounding below this must not cost one more."""
+
+_NOTHING = 1e-9
+"""What is left of a link, as a share of it, that is float rounding and no room for a lower class."""
 
 _NEVER_NS = 1 << 62
 
@@ -39,23 +43,41 @@ class _Link:
 
 
 class _Path:
-    """Flows that cross the same links at the same rate, and their service clock.
+    """Flows of one class that cross the same links at the same rate, and their service clock.
 
     `service` is the clock's reading at `since_ns`, in bytes; it runs at `rate`, in bytes per second. Only a change of
     rate sets them anew. `flows` is a heap of (reading at which the flow is done, order of start, flow).
     """
 
-    __slots__ = ("end_ns", "filled", "flows", "latency_ns", "links", "rate", "service", "since_ns", "stamp", "timer")
+    __slots__ = (
+        "bytes_per_s",
+        "end_ns",
+        "filled",
+        "flows",
+        "latency_ns",
+        "links",
+        "lone",
+        "priority",
+        "rate",
+        "service",
+        "since_ns",
+        "stamp",
+        "timer",
+    )
 
-    def __init__(self, links: tuple[_Link, ...]):
+    def __init__(self, links: tuple[_Link, ...], priority: int):
         self.links = links
+        self.priority = priority
         self.latency_ns = sum(link.latency_ns for link in links)
+        self.bytes_per_s = min(link.bytes_per_s for link in links)
         self.flows: list[tuple[float, int, Flow]] = []
         self.service = 0.0
         self.since_ns = 0
         self.rate = 0.0
         self.end_ns = _NEVER_NS
         self.timer: aio.Timer | None = None
+        self.lone: Flow | None = None
+        """The only flow, when no link of the path has another: it waits for its arrival, not for the end of service."""
         self.stamp = 0
         self.filled = 0
 
@@ -64,6 +86,8 @@ class _Path:
 
     def next_end_ns(self) -> int:
         """When the first of the flows is done if the rate stays."""
+        if not self.rate:
+            return _NEVER_NS  # a higher class has taken all
         left_ns = (self.flows[0][0] - self.service) * NS_PER_S / self.rate - _FORGIVEN_NS
         return self.since_ns + math.ceil(left_ns) if left_ns > 0.0 else self.since_ns
 
@@ -86,23 +110,26 @@ class _Path:
             self.timer = None
 
 
-class Flow(asyncio.Future[int]):
-    """A flow in progress: a future of the time (ns) when its last byte arrives. Cancelling it gives its share back."""
+class Flow:
+    """A flow in progress. It ends in one call of `on_arrival`, as its last byte arrives, unless it is cancelled."""
 
-    __slots__ = ("model", "nbytes", "path")
+    __slots__ = ("_model", "nbytes", "on_arrival", "path", "timer")
 
-    def __init__(self, model: LinkModel, nbytes: int, loop: asyncio.AbstractEventLoop):
-        super().__init__(loop=loop)
-        self.model = model
+    def __init__(self, model: LinkModel, nbytes: int, on_arrival: Callable[[Flow], object]):
+        self._model = model
         self.nbytes = nbytes
+        self.on_arrival: Callable[[Flow], object] | None = on_arrival
+        """None once it has been called, or never will be."""
         self.path: _Path | None = None
         """Where the flow is being served; None before and after (also while its last byte is under way)."""
+        self.timer: aio.Timer | None = None
+        """For the arrival, once that is known."""
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        if not super().cancel(msg):
-            return False
-        self.model.on_cancel(self)
-        return True
+    def cancel(self) -> None:
+        """Give the flow up: others get its share from now on. Harmless when it has arrived."""
+        if self.on_arrival is not None:
+            self.on_arrival = None
+            self._model.on_cancel(self)
 
 
 class LinkModel:
@@ -110,14 +137,17 @@ class LinkModel:
 
     A flow crosses all its links at once and takes the same rate on each. Rates are max-min fair by progressive filling:
     no flow could be given more without taking from one that has no more than it; n flows on one link get 1/n each.
+    Between classes priority is strict: a class shares what the higher ones leave, and may get nothing for a while.
     A flow is served from the moment it starts; its latency (the sum over its links) is paid once, at the end, when it
-    takes no share any more. Starts and ends are integer nanoseconds; an end is rounded up. Flows whose service ends in
-    the same instant take their last way in the order in which they were started.
+    takes no share any more. Starts and ends are integer nanoseconds; an end is rounded up. Flows of links in common
+    whose service ends in the same instant take their last way in the order in which they were started.
     """
 
     def __init__(self) -> None:
         self._links: dict[str, _Link] = {}
-        self._paths: dict[tuple[str, ...], _Path] = {}
+        self._paths: dict[tuple[tuple[str, ...], int], _Path] = {}
+        self._priorities: list[int] = []
+        """Every class that a path has, the highest first."""
         self._clock: aio.Clock | None = None
         self._started = 0
         self._stamp = 0
@@ -138,31 +168,46 @@ class LinkModel:
         """Every link, in the order in which they were added."""
         return tuple(self._links)
 
-    def start(self, nbytes: int, links: Sequence[str]) -> Flow:
-        """Send `nbytes` across all of `links` at once; the future gives the time (ns) when the last byte has arrived.
+    def start(
+        self, nbytes: int, links: tuple[str, ...], on_arrival: Callable[[Flow], object], priority: int = 0
+    ) -> Flow:
+        """Send `nbytes` across all of `links` at once. Flows of a higher `priority` are served before any of a lower.
 
         A flow of no bytes arrives after the latency alone and takes no share. Raises `ValueError` for a negative size,
         an unknown link, a link named twice, or no links.
         """
-        names = tuple(links)
-        path = self._paths.get(names) or self._new_path(names)
+        path = self._paths.get((links, priority)) or self._new_path(links, priority)
         if nbytes < 0:
             raise ValueError(f"a flow of {nbytes} bytes")
-        if self._clock is None:
-            self._clock = aio.clock()
         clock = self._clock
+        if clock is None:
+            clock = self._clock = aio.clock()
         now_ns = clock.now_ns()
-        flow = Flow(self, nbytes, asyncio.get_running_loop())
+        flow = Flow(self, nbytes, on_arrival)
         if nbytes == 0:
             self._arrive_later(flow, now_ns + path.latency_ns, now_ns)
             return flow
+        shared = False
+        for link in path.links:
+            if link.flows and self._meet(link, now_ns):
+                shared = True
+        self._started += 1
         flow.path = path
         flows = path.flows
+        if not shared:
+            path.service, path.since_ns, path.rate = 0.0, now_ns, path.bytes_per_s
+            flows.append((float(nbytes), self._started, flow))
+            for link in path.links:
+                link.paths[path] = None
+                link.flows = 1
+            path.end_ns = path.next_end_ns()
+            path.lone = flow
+            flow.timer = clock.call_at_ns(path.end_ns + path.latency_ns, self._arrive, flow)
+            return flow
         if not flows:
             path.service, path.since_ns, path.rate, path.end_ns = 0.0, now_ns, 0.0, _NEVER_NS
             for link in path.links:
                 link.paths[path] = None
-        self._started += 1
         heapq.heappush(flows, (path.reading(now_ns) + nbytes, self._started, flow))
         for link in path.links:
             link.flows += 1
@@ -174,28 +219,71 @@ class LinkModel:
     def load(self, link: str) -> tuple[int, int]:
         """Flows that are being served on `link` now, and the bytes they have left (rounded up)."""
         found = self._links[link]
-        return found.flows, math.ceil(math.fsum(self._left_bytes(found)))
+        left = math.ceil(math.fsum(self._left_bytes(found)))
+        return found.flows, left
 
     def carried_bytes(self, link: str) -> int:
         """Bytes that `link` has carried so far (rounded down), also for flows that were cancelled later."""
         found = self._links[link]
+        left = math.ceil(math.fsum(self._left_bytes(found)))
         active = sum(flow.nbytes for path in found.paths for _, _, flow in path.flows)
-        return found.ended_bytes + active - math.ceil(math.fsum(self._left_bytes(found)))
+        return found.ended_bytes + active - left
 
     def _left_bytes(self, link: _Link) -> list[float]:
         if self._clock is None:
             return []
         now_ns = self._clock.now_ns()
+        for path in link.paths:
+            if path.lone is not None and path.end_ns <= now_ns:
+                self._leave_lone(path)
+                return []
         readings = [(path, path.reading(now_ns)) for path in link.paths]
         return [max(0.0, done - reading) for path, reading in readings for done, _, _ in path.flows]
 
-    def _new_path(self, names: tuple[str, ...]) -> _Path:
-        unknown = [name for name in names if name not in self._links]
-        if unknown or not names or len(dict.fromkeys(names)) < len(names):
+    def _new_path(self, links: tuple[str, ...], priority: int) -> _Path:
+        unknown = [name for name in links if name not in self._links]
+        if unknown or not links or len(dict.fromkeys(links)) < len(links):
             problem = f"no link {unknown[0]}" if unknown else "a flow crosses one link or more, each once"
-            raise ValueError(f"route {names}: {problem}")
-        path = self._paths[names] = _Path(tuple(self._links[name] for name in names))
+            raise ValueError(f"route {links}: {problem}")
+        if priority not in self._priorities:
+            self._priorities = sorted([*self._priorities, priority], reverse=True)
+        path = self._paths[links, priority] = _Path(tuple(self._links[name] for name in links), priority)
         return path
+
+    # A flow that is alone
+
+    def _meet(self, link: _Link, now_ns: int) -> bool:
+        """Another flow is about to cross `link`. False if it finds nobody there after all: who was alone is served."""
+        if len(link.paths) > 1:
+            return True
+        (path,) = link.paths
+        flow = path.lone
+        if flow is None:
+            return True
+        if path.end_ns <= now_ns:
+            self._leave_lone(path)
+            return False
+        path.lone = None
+        assert flow.timer is not None
+        flow.timer.cancel()
+        flow.timer = None
+        return True
+
+    def _leave_lone(self, path: _Path) -> None:
+        """The lone flow of `path` has been served: it leaves its links, and its arrival stays as it is."""
+        _, _, flow = path.flows.pop()
+        path.lone = None
+        self._leave(path, flow, flow.nbytes)
+
+    def _arrive(self, flow: Flow) -> None:
+        if flow.path is not None:
+            self._leave_lone(flow.path)  # it was alone to the end, and nobody has come since
+        on_arrival = flow.on_arrival
+        if on_arrival is not None:
+            flow.on_arrival = None
+            on_arrival(flow)
+
+    # Flows that share
 
     def on_timer(self, path: _Path) -> None:
         """The first flow of `path` is served (timers of paths call this)."""
@@ -208,11 +296,14 @@ class LinkModel:
 
     def on_cancel(self, flow: Flow) -> None:
         """`flow` was given up (cancelling it calls this): others get its share from now on."""
+        if flow.timer is not None:
+            flow.timer.cancel()
         path = flow.path
         if path is None:
             return
         assert self._clock is not None
         now_ns = self._clock.now_ns()
+        path.lone = None
         reading = path.reading(now_ns)
         entry = next(entry for entry in path.flows if entry[2] is flow)
         path.flows.remove(entry)
@@ -251,10 +342,10 @@ class LinkModel:
 
     def _arrive_later(self, flow: Flow, arrival_ns: int, now_ns: int) -> None:
         if arrival_ns == now_ns:
-            _arrive(flow, arrival_ns)
+            asyncio.get_running_loop().call_soon(self._arrive, flow)
         else:
             assert self._clock is not None
-            self._clock.call_at_ns(arrival_ns, _arrive, flow, arrival_ns)
+            flow.timer = self._clock.call_at_ns(arrival_ns, self._arrive, flow)
 
     def _regroup(self, links: Sequence[_Link], now_ns: int) -> None:
         """Refill each of the groups that `links`, which were in one, now belong to."""
@@ -273,9 +364,14 @@ class LinkModel:
                 self._stamp += 1
                 for link in path.links:
                     link.stamp = self._stamp
-                path.set_rate(min([link.bytes_per_s for link in path.links]) / count, now_ns)
+                path.set_rate(path.bytes_per_s / count, now_ns)
                 path.end_ns = path.next_end_ns()
-                path.set_timer(self, self._clock)
+                if count == 1:
+                    path.drop_timer()
+                    path.lone = flow = path.flows[0][2]
+                    flow.timer = self._clock.call_at_ns(path.end_ns + path.latency_ns, self._arrive, flow)
+                else:
+                    path.set_timer(self, self._clock)
                 return
         links, paths = self._group(first)
         due = [path for path in paths if path.end_ns <= now_ns]
@@ -286,7 +382,7 @@ class LinkModel:
                 self._take_served(path, now_ns)
             self._regroup(links, now_ns)
             return
-        _fill(links, len(paths), self._stamp, now_ns)
+        _fill(links, paths, self._priorities, self._stamp, now_ns)
         next_path = paths[0]
         for path in paths:
             path.end_ns = path.next_end_ns()
@@ -318,8 +414,27 @@ class LinkModel:
         return links, paths
 
 
-def _fill(links: list[_Link], paths: int, stamp: int, now_ns: int) -> None:
-    """Max-min rates: raise all alike until a link is full, settle the flows on it, go on with the rest."""
+def _fill(links: list[_Link], paths: list[_Path], priorities: list[int], stamp: int, now_ns: int) -> None:
+    """Max-min rates, class by class: each shares what the higher ones leave."""
+    if len(priorities) == 1:
+        _fill_class(links, len(paths), priorities[0], stamp, now_ns)
+        return
+    for priority in priorities:
+        members = [path for path in paths if path.priority == priority]
+        if not members:
+            continue
+        for link in links:
+            link.unfilled = 0
+            if link.left <= link.bytes_per_s * _NOTHING:
+                link.left = 0.0
+        for path in members:
+            for link in path.links:
+                link.unfilled += len(path.flows)
+        _fill_class([link for link in links if link.unfilled], len(members), priority, stamp, now_ns)
+
+
+def _fill_class(links: list[_Link], paths: int, priority: int, stamp: int, now_ns: int) -> None:
+    """Raise all alike until a link is full, settle the flows on it, go on with the rest."""
     level = 0.0
     open_links = links
     while paths:
@@ -333,7 +448,7 @@ def _fill(links: list[_Link], paths: int, stamp: int, now_ns: int) -> None:
         # The level never falls; without this, rounding could leave a last link a hair below it, or below zero.
         level = max(level, lowest)
         for path in tightest.paths:
-            if path.filled != stamp:
+            if path.filled != stamp and path.priority == priority:
                 path.filled = stamp
                 path.set_rate(level, now_ns)
                 paths -= 1
@@ -342,8 +457,3 @@ def _fill(links: list[_Link], paths: int, stamp: int, now_ns: int) -> None:
                     link.left -= level * count
                     link.unfilled -= count
         open_links = [link for link in open_links if link.unfilled]
-
-
-def _arrive(flow: Flow, arrival_ns: int) -> None:
-    if not flow.done():
-        flow.set_result(arrival_ns)

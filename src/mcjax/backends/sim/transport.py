@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 from mcjax.backends.sim.links import Flow, LinkModel
 from mcjax.errors import StaleRegion, TransferError
-from mcjax.transfer.base import Copy, CopyResult, Memory, Region, TransportStats
+from mcjax.transfer.base import Copy, CopyResult, Memory, TransportStats
+from mcjax.types import Tier
 
 Route = Callable[[Memory, Memory], tuple[str, ...]]
 """The links that bytes from one memory to another cross."""
 
 Reaches = Callable[[Memory, Memory], bool]
 
+SPINE = "spine"
+
 
 def device_route(source: Memory, target: Memory) -> tuple[str, ...]:
-    """Between device and host memory of one node: its PCIe link."""
-    return (f"pcie:{source.node}",)
+    """Inside a node: its SSDs' link if one side is there, its PCIe link if one side is on a device."""
+    tiers = (source.tier, target.tier)
+    ssd = (f"ssd:{source.node}",) if Tier.SSD in tiers else ()
+    return ssd if ssd and Tier.HBM not in tiers else (*ssd, f"pcie:{source.node}")
 
 
 def network_route(source: Memory, target: Memory) -> tuple[str, ...]:
-    """Between nodes: out through the sender's network card, in through the receiver's."""
-    return (f"out:{source.node}", f"in:{target.node}")
+    """Between nodes: out through the sender's network card, in through the receiver's; SSDs' links at either end."""
+    return (
+        *((f"ssd:{source.node}",) if source.tier is Tier.SSD else ()),
+        f"out:{source.node}",
+        f"in:{target.node}",
+        *((f"ssd:{target.node}",) if target.tier is Tier.SSD else ()),
+    )
+
+
+def spine_route(source: Memory, target: Memory) -> tuple[str, ...]:
+    """Between nodes, where what all of them send together is bounded."""
+    return (*network_route(source, target), SPINE)
 
 
 def same_node(source: Memory, target: Memory) -> bool:
@@ -40,7 +54,8 @@ class SimTransport:
     """A `Transport` that takes the time its bytes need on the links of `route` and moves nothing.
 
     Each copy is one flow of `source.nbytes` bytes. Regions are checked when a copy is submitted and again when it has
-    arrived; what went stale meanwhile ends in `StaleRegion`. There are no bytes here, hence never a checksum.
+    arrived; what went stale meanwhile ends in `StaleRegion`. There are no bytes here, hence never a checksum, and slot
+    numbers lead nowhere: that they lie inside their memory is for worlds with bytes to check.
     """
 
     def __init__(self, links: LinkModel, route: Route, name: str, reaches: Reaches):
@@ -49,114 +64,113 @@ class SimTransport:
         self._route = route
         self._reaches = reaches
         self._memories: dict[Memory, None] = {}
-        self._stats = TransportStats()
+        self._ways: dict[tuple[Memory, Memory], tuple[str, ...]] = {}
+        """Routes between registered memories that are known to fit each other."""
+        self.counted = TransportStats()
 
     def register(self, memory: Memory) -> None:
         self._memories[memory] = None
 
     def deregister(self, memory: Memory) -> None:
         self._memories.pop(memory, None)
+        self._ways = {way: links for way, links in self._ways.items() if memory not in way}
 
     def reaches(self, source: Memory, target: Memory) -> bool:
         return self._reaches(source, target)
 
     def submit(self, copies: list[Copy], priority: int = 0) -> SimBatch:
-        """Start every copy now. `priority` changes nothing: links are shared fairly by all flows."""
-        batch = SimBatch(len(copies))
+        """Start every copy now. Flows of a higher priority are served first, those of one priority fairly."""
+        batch = SimBatch(self, copies)
         for index, copy in enumerate(copies):
-            problem = self._problem(copy)
+            problem = self.problem(copy)
             if problem is not None:
-                self._end(batch, index, 0, problem)
+                batch.end(index, 0, problem)
                 continue
-            source, target = copy.source, copy.target
+            source = copy.source
             nbytes = source.nbytes
-            flow = self._links.start(nbytes, self._route(source.memory, target.memory))
-            self._stats.pending_bytes += nbytes
-            batch.flows[index] = flow
-            flow.add_done_callback(partial(self._arrived, batch, index, copy, nbytes))
+            self.counted.pending_bytes += nbytes
+            links = self._ways[source.memory, copy.target.memory]
+            batch.flows[self._links.start(nbytes, links, batch.arrived, priority)] = index
         return batch
 
     def stats(self) -> TransportStats:
         """Counters so far: `copies` that have ended, `errors` among them, `pending_bytes` of those under way."""
-        stats = self._stats
-        return TransportStats(stats.bytes_moved, stats.copies, stats.errors, stats.pending_bytes)
+        return replace(self.counted)
 
-    def _arrived(self, batch: SimBatch, index: int, copy: Copy, nbytes: int, flow: asyncio.Future[int]) -> None:
-        self._stats.pending_bytes -= nbytes
-        del batch.flows[index]
-        if flow.cancelled():
-            problem = TransferError("the batch was cancelled", copy.request_id, copy.first_block)
-        else:
-            problem = self._stale(copy)
-        self._end(batch, index, nbytes, problem)
-
-    def _end(self, batch: SimBatch, index: int, nbytes: int, problem: TransferError | None) -> None:
-        self._stats.copies += 1
-        if problem is None:
-            self._stats.bytes_moved += nbytes
-        else:
-            self._stats.errors += 1
-        batch.end(index, CopyResult(problem))
-
-    def _problem(self, copy: Copy) -> TransferError | None:
+    def problem(self, copy: Copy) -> TransferError | None:
         """Why `copy` cannot be made, or cannot count, as things are now."""
         source, target = copy.source, copy.target
-        for side, region in (("source", source), ("target", target)):
-            problem = self._refusal(side, region)
-            if problem:
-                return TransferError(f"{self.name}: {problem}", copy.request_id, copy.first_block)
-        stale = self._stale(copy)
-        if stale is not None:
-            return stale
-        problem = ""
-        if len(source.slots) != len(target.slots):
-            problem = f"{len(source.slots)} source slots, {len(target.slots)} target slots"
-        elif source.memory.block_bytes != target.memory.block_bytes:
-            problem = f"source slots of {source.memory.block_bytes} bytes, target slots of {target.memory.block_bytes}"
-        elif not self._reaches(source.memory, target.memory):
-            problem = f"no way from {source.memory.name} to {target.memory.name}"
-        return TransferError(f"{self.name}: {problem}", copy.request_id, copy.first_block) if problem else None
+        if (
+            (source.memory, target.memory) in self._ways
+            and len(source.slots) == len(target.slots)
+            and source.is_current()
+            and target.is_current()
+        ):
+            return None
+        return self._look_closely(copy)
 
-    def _stale(self, copy: Copy) -> TransferError | None:
-        """What can change while a copy is under way: a slot's owner, or that a memory is known at all."""
-        for side, region in (("source", copy.source), ("target", copy.target)):
-            if region.memory not in self._memories:
-                problem = f"{self.name}: {side} memory {region.memory.name} is not registered"
-                return TransferError(problem, copy.request_id, copy.first_block)
+    def _look_closely(self, copy: Copy) -> TransferError | None:
+        """The same, in words. Memories that fit each other are remembered from here on, with the way between them."""
+        source, target = copy.source, copy.target
+        for side, region in (("source", source), ("target", target)):
+            memory = region.memory
+            if memory not in self._memories:
+                return self._error(copy, f"{side} memory {memory.name} is not registered")
             if not region.is_current():
-                problem = f"{self.name}: {side} region of {region.memory.name} is stale"
-                return StaleRegion(problem, copy.request_id, copy.first_block)
+                return self._error(copy, f"{side} region of {memory.name} is stale", StaleRegion)
+        if len(source.slots) != len(target.slots):
+            return self._error(copy, f"{len(source.slots)} source slots, {len(target.slots)} target slots")
+        here, there = source.memory, target.memory
+        if here.block_bytes != there.block_bytes:
+            return self._error(copy, f"source slots of {here.block_bytes} bytes, target slots of {there.block_bytes}")
+        if not self._reaches(here, there):
+            return self._error(copy, f"no way from {here.name} to {there.name}")
+        self._ways[here, there] = self._route(here, there)
         return None
 
-    def _refusal(self, side: str, region: Region) -> str:
-        memory = region.memory
-        if memory not in self._memories:
-            return f"{side} memory {memory.name} is not registered"
-        slots = region.slots
-        if slots and not 0 <= min(slots) <= max(slots) < memory.capacity:
-            return f"{side} slots {min(slots)}..{max(slots)} of {memory.name}, which has {memory.capacity}"
-        if len(region.generations) != len(slots):
-            return f"{side} region of {memory.name}: {len(slots)} slots, {len(region.generations)} generations"
-        return ""
+    def _error(self, copy: Copy, problem: str, kind: type[TransferError] = TransferError) -> TransferError:
+        return kind(f"{self.name}: {problem}", copy.request_id, copy.first_block)
 
 
 class SimBatch:
     """The handle of a batch. Cancelling it gives the links back; copies that had not arrived end in `TransferError`."""
 
-    def __init__(self, copies: int):
-        self.future: asyncio.Future[list[CopyResult]] = asyncio.get_running_loop().create_future()
-        self.flows: dict[int, Flow] = {}
-        self._results: list[CopyResult | None] = [None] * copies
-        self._open = copies
-        if not copies:
-            self.future.set_result([])
+    def __init__(self, transport: SimTransport, copies: list[Copy]):
+        self.flows: dict[Flow, int] = {}
+        """What is under way, and which copy each flow is."""
+        self._transport = transport
+        self._copies = copies
+        self._results = [CopyResult() for _ in copies]
+        self._open = len(copies)
+        self._callback: Callable[[list[CopyResult]], object] | None = None
+
+    def when_answered(self, callback: Callable[[list[CopyResult]], object]) -> None:
+        if self._open:
+            self._callback = callback
+        else:
+            callback(self._results)
 
     def cancel(self) -> None:
-        for flow in list(self.flows.values()):
+        flows, self.flows = self.flows, {}
+        for flow, index in flows.items():
             flow.cancel()
+            copy = self._copies[index]
+            self.end(index, flow.nbytes, TransferError("the batch was cancelled", copy.request_id, copy.first_block))
 
-    def end(self, index: int, result: CopyResult) -> None:
-        self._results[index] = result
+    def arrived(self, flow: Flow) -> None:
+        index = self.flows.pop(flow)
+        self.end(index, flow.nbytes, self._transport.problem(self._copies[index]))
+
+    def end(self, index: int, nbytes: int, problem: TransferError | None) -> None:
+        """One copy has ended, of which `nbytes` were pending."""
+        stats = self._transport.counted
+        stats.copies += 1
+        stats.pending_bytes -= nbytes
+        if problem is None:
+            stats.bytes_moved += nbytes
+        else:
+            stats.errors += 1
+            self._results[index].error = problem
         self._open -= 1
-        if not self._open and not self.future.done():
-            self.future.set_result([result for result in self._results if result is not None])
+        if not self._open and self._callback is not None:
+            self._callback(self._results)

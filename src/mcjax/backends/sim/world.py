@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from mcjax.backends.base import WorldInputs
 from mcjax.backends.sim.executor import SimExecutor
 from mcjax.backends.sim.links import LinkModel
-from mcjax.backends.sim.transport import SimTransport, device_route, network_route, other_node, same_node
+from mcjax.backends.sim.transport import (
+    SPINE,
+    SimTransport,
+    device_route,
+    network_route,
+    other_node,
+    same_node,
+    spine_route,
+)
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
 from mcjax.cost.hardware import Hardware
@@ -34,6 +43,7 @@ class SimWorld:
         pool_bytes: DRAM of a node's pool; None takes the hardware's.
         noise: spread (sigma of a log-normal factor) of what steps really take about what estimates expect.
         seed: of the noise; every instance has its own.
+        spine_bytes_per_s: what all nodes together can send to each other; None takes a spine that never blocks.
     """
 
     name = "sim"
@@ -54,8 +64,14 @@ class SimWorld:
         pool_bytes: int | None = None,
         noise: float = 0.0,
         seed: int = 0,
+        spine_bytes_per_s: float | None = None,
     ):
         self.links = LinkModel()
+        if spine_bytes_per_s is not None:
+            if not 0 < spine_bytes_per_s < math.inf:
+                problem = "must be positive and finite, or null for no bound"
+                raise ConfigError("backend.spine_bytes_per_s", spine_bytes_per_s, problem)
+            self.links.add(SPINE, spine_bytes_per_s)
         self._model = model
         self._hardware = hardware
         self._cost = cost
@@ -77,9 +93,10 @@ class SimWorld:
             raise ConfigError(
                 "kvpool.dram_bytes", pool_bytes, f"less than one block of {self._format.block_bytes} bytes"
             )
+        between_nodes = network_route if spine_bytes_per_s is None else spine_route
         self._transports: list[Transport] = [
             SimTransport(self.links, device_route, "device", same_node),
-            SimTransport(self.links, network_route, "network", other_node),
+            SimTransport(self.links, between_nodes, "network", other_node),
         ]
         self._noise, self._seed = noise, seed
         self._made = 0
@@ -117,6 +134,8 @@ class SimWorld:
             self.links.add(f"pcie:{node}", hardware.pcie_bytes_per_s, hardware.pcie_latency_ns)
             self.links.add(f"out:{node}", hardware.nic_bytes_per_s, hardware.nic_latency_ns)
             self.links.add(f"in:{node}", hardware.nic_bytes_per_s)
+            if hardware.ssd_bytes_per_s:
+                self.links.add(f"ssd:{node}", hardware.ssd_bytes_per_s, hardware.ssd_latency_ns)
         return SlotStore(node, Tier.DRAM, self._pool_blocks, self._format.block_bytes)
 
     def transports(self) -> list[Transport]:
@@ -129,7 +148,14 @@ class SimWorld:
         pass
 
 
-def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_share: float, noise: float) -> SimWorld:
+def make_world(
+    inputs: WorldInputs,
+    chunk_tokens: int,
+    max_batch: int,
+    memory_share: float,
+    noise: float,
+    spine_bytes_per_s: float | None,
+) -> SimWorld:
     """The simulated world of a run's config (`conf/backend/sim.yaml`)."""
     return SimWorld(
         inputs.model,
@@ -143,4 +169,5 @@ def make_world(inputs: WorldInputs, chunk_tokens: int, max_batch: int, memory_sh
         inputs.pool_bytes,
         noise,
         inputs.seed,
+        spine_bytes_per_s,
     )

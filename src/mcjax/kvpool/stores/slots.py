@@ -1,4 +1,4 @@
-"""The allocator that every store is made of: equal slots, a free list, a generation a slot."""
+"""The allocator that every store is made of: equal slots, a free list, and when each slot last changed hands."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ class SlotStore:
         self.capacity = capacity
         self.block_bytes = block_bytes
         self._free = list(range(capacity - 1, -1, -1))
-        self._generations = [0] * capacity
+        self.epoch = 0
+        self._changed = [0] * capacity
+        """The epoch in which each slot last changed hands."""
         self._headers: dict[int, tuple[BlockId, bytes]] = {}
-        self._held: dict[int, int] = {}
+        self._held: dict[Region, int] = {}
+        """Regions that transfers in flight read or write, and how many transfers."""
         self._leaving: dict[int, None] = {}
         self.on_space: Callable[[], None] = _nobody
 
     def buffer(self) -> NDArray[np.uint8] | None:
         return None
 
-    def generations(self, slots: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(self._generations.__getitem__, slots))
+    def changed_since(self, epoch: int, slots: Sequence[int]) -> bool:
+        return max(map(self._changed.__getitem__, slots), default=0) > epoch
 
     @property
     def free_slots(self) -> int:
@@ -65,42 +68,59 @@ class SlotStore:
         return None if found is None else Header(*found)
 
     def regions(self, slots: Sequence[int]) -> Region:
-        return Region(self, tuple(slots), tuple(map(self._generations.__getitem__, slots)))
+        return Region(self, tuple(slots), self.epoch)
 
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back. One that a transfer still holds is stale at once, but handed out again only when let go."""
-        released: list[int] = []
-        for slot in slots:
-            self._generations[slot] += 1
-            self._headers.pop(slot, None)
-            if slot in self._held:
-                self._leaving[slot] = None
-            else:
-                released.append(slot)
+        released = list(slots)
+        if not released:
+            return
+        epoch = self.epoch + 1
+        changed, headers = self._changed, self._headers
+        for slot in released:
+            changed[slot] = epoch
+        self.epoch = epoch  # last: a thread that still sees the old one will look at the slots again
+        if headers:
+            for slot in released:
+                headers.pop(slot, None)
+        if self._held:
+            held = self._among_held(released)
+            if held:
+                self._leaving.update(held)
+                released = [slot for slot in released if slot not in held]
         if released:
             self._release(released)
 
-    def hold(self, slots: Iterable[int]) -> None:
+    def hold(self, region: Region) -> None:
         """A transfer in flight is a slot's second owner: until `let_go` the slot is not handed out again."""
-        held = self._held
-        for slot in slots:
-            held[slot] = held.get(slot, 0) + 1
+        self._held[region] = self._held.get(region, 0) + 1
 
-    def let_go(self, slots: Iterable[int]) -> None:
-        held = self._held
-        released: list[int] = []
-        for slot in slots:
-            left = held[slot] - 1
-            if left:
-                held[slot] = left
-                continue
-            del held[slot]
-            if slot in self._leaving:
-                del self._leaving[slot]
-                released.append(slot)
+    def let_go(self, region: Region) -> None:
+        left = self._held.pop(region) - 1
+        if left:
+            self._held[region] = left
+        elif self._leaving:
+            self._come_back([slot for slot in dict.fromkeys(region.slots) if slot in self._leaving])
+
+    def _come_back(self, slots: list[int]) -> None:
+        """Freed slots that a transfer has let go: they are released unless another one holds them as well."""
+        held = self._among_held(slots)
+        released = [slot for slot in slots if slot not in held]
+        for slot in released:
+            del self._leaving[slot]
         if released:
             self._release(released)
             self.on_space()
+
+    def _among_held(self, slots: Sequence[int]) -> dict[int, None]:
+        """Those of `slots` that a transfer in flight reads or writes."""
+        wanted = dict.fromkeys(slots)
+        found: dict[int, None] = {}
+        for region in self._held:
+            # Nearly always nothing, and that is seen at the speed of C: the price of holds that cost nothing a slot.
+            if not wanted.keys().isdisjoint(region.slots):
+                found.update((slot, None) for slot in region.slots if slot in wanted)
+        return found
 
     def _release(self, slots: list[int]) -> None:
         """The slots belong to nobody now; stores that poison released bytes do it here."""
@@ -108,7 +128,8 @@ class SlotStore:
 
     def wipe(self) -> None:
         """The memory is lost (its node died): every region ever handed out is stale, and nothing is committed."""
-        self._generations = [generation + 1 for generation in self._generations]
+        self._changed = [self.epoch + 1] * self.capacity
+        self.epoch += 1
         self._headers.clear()
 
     def check_integrity(self) -> None:
@@ -120,14 +141,15 @@ class SlotStore:
         shared = sorted(free & self._headers.keys())
         if shared:
             raise IntegrityError(f"{self.name}: slots {shared[:5]} are both free and committed")
-        held = sorted(free & self._held.keys())
+        held = list(self._among_held(self._free))
         if held:
             raise IntegrityError(f"{self.name}: slots {held[:5]} are free while a transfer holds them")
 
     def check_idle(self) -> None:
         """Raise `IntegrityError` if a transfer still holds a slot, or a freed one has not come back."""
         if self._held or self._leaving:
+            held = [slot for region in self._held for slot in region.slots]
             raise IntegrityError(
-                f"{self.name}: transfers still hold slots {list(self._held)[:5]}, "
+                f"{self.name}: transfers still hold slots {held[:5]}, "
                 f"{len(self._leaving)} freed slots have not come back"
             )
