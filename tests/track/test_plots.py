@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from mcjax.track.run import Run
 from mcjax.track.summary import summarise
 
 
-def run_of(tables: dict[str, Any]) -> Run:
-    return Run(None, summarise(tables, **ARGUMENTS), {}, tables.__getitem__)
+def run_of(tables: Mapping[str, Any]) -> Run:
+    return Run(None, summarise(tables, **ARGUMENTS), {}, tables)
 
 
 def test_four_panels_with_data(tmp_path: Path) -> None:

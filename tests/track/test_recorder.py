@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from track_fixtures import MS, fabricate, key_of, row
 
 from mcjax.errors import ConfigError
-from mcjax.track.columns import BUFFERED_ROWS
 from mcjax.track.recorder import TableRecorder
+from mcjax.track.tables import piece_rows
 from mcjax.types import Decision, Recorder, RequestState, Tier
 
 
 def test_is_a_recorder_and_keeps_the_order_of_rows() -> None:
     recorder: Recorder = TableRecorder(key_of)
-    count = 2 * BUFFERED_ROWS + 3
+    count = 2 * piece_rows("events") + 3
     for index in range(count):
         recorder.event(index, "hit", -index, "n0", tier=Tier.DRAM, first_block=index % 3 - 1)
     assert isinstance(recorder, TableRecorder)

@@ -11,6 +11,7 @@ import pytest
 from track_fixtures import ARGUMENTS, MS, fabricate
 
 from mcjax.track import tables as files
+from mcjax.track.digest import digest
 from mcjax.track.summary import finite, summarise
 
 CONTRACT = """backend seed wall_s duration_s window_s requests ttft_s tbt_s tbt_tail_s slo_attainment goodput_rps
@@ -55,7 +56,7 @@ def test_figures_by_hand(summary: dict[str, Any]) -> None:
     assert summary["decode_during_prefill_share"] == (5 + 13) / 50
     assert summary["estimate_error"]["ttft_mape"] == pytest.approx(0.2)
     assert summary["estimate_error"]["transfer_mape"] == pytest.approx(0.5)
-    assert summary["digest"] == files.digest(fabricate().tables())
+    assert summary["digest"] == digest(fabricate().tables())
 
 
 def test_overlapping_rows_of_one_instance_count_once() -> None:

@@ -86,7 +86,9 @@ class KeyTable:
     def key(self, block: BlockId) -> BlockKey:
         """The key behind an id."""
         found = self._keys[block]
-        return found if isinstance(found, bytes) else key_from_trace_id(*found)
+        if not isinstance(found, bytes):
+            found = self._keys[block] = key_from_trace_id(*found)  # no larger than what it takes the place of
+        return found
 
 
 class Salts:
