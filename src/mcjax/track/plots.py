@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table, compute
 from mcjax.track.run import Run
-from mcjax.track.statistics import PERCENTILES, overlap_ns, spread_of_pieces_s
+from mcjax.track.statistics import PERCENTILES, overlap_ns
 from mcjax.track.steps import COLUMNS as STEP_COLUMNS
 from mcjax.track.steps import Steps, steps_of
 from mcjax.track.tables import floats, integers
@@ -20,12 +20,17 @@ from mcjax.types import NS_PER_S
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 LINE_STYLES = ("-", "--", ":", "-.")
 
+PANELS = {"height_ratios": (1, 1.3), "hspace": 0.3, "wspace": 0.14}
+PANELS |= {"left": 0.06, "right": 0.94, "top": 0.91, "bottom": 0.07}
+"""Where the panels are, as shares of the figure: working it out from their labels takes as long as drawing them."""
 CURVE_POINTS, CURVE_BITS = 500, 10
 TIME_BINS = 600
 MOST_INSTANCES = 32
 RESIDENCY_WORDS = ("resid", "fill", "used", "occup")
 QUEUE_WORDS = ("queue", "waiting", "batch")
 
+Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Values in nanoseconds, and the share of all that are at most so large."""
 Totals = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Times in nanoseconds, and values."""
 
@@ -35,14 +40,14 @@ def overview(run: Run) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(13, 8), dpi=120, layout="constrained")
+    figure: Any = Figure(figsize=(13, 8), dpi=120)
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": (1, 1.3)})
+    panels = figure.subplots(2, 2, gridspec_kw=PANELS)
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
-    ttft = run.columns("requests", "ttft_ns").column(0).drop_null().to_numpy()
-    _distribution(panels[0, 0], lambda: [ttft], "Time to first token", "requests")
-    _distribution(panels[0, 1], lambda: _intervals(run), "Time between tokens", "intervals")
+    summary, ttft, intervals = run.summary, _of_window(run, "ttft_ns"), _of_window(run, "intervals_ns")
+    _distribution(panels[0, 0], _curve(ttft), summary["ttft_s"], "Time to first token", "requests")
+    _distribution(panels[0, 1], _curve(intervals), summary["tbt_s"], "Time between tokens", "intervals")
     _activity(panels[1, 0], steps_of(run.pieces("events", *STEP_COLUMNS)))
     _gauges(panels[1, 1], _totals(run.pieces("samples", "time_ns", "metric", "value")))
     figure.suptitle(_title(run), fontsize=11)
@@ -58,24 +63,26 @@ def _title(run: Run) -> str:
     )
 
 
-def _intervals(run: Run) -> Iterator[NDArray[np.int64]]:
-    for piece in run.pieces("requests", "intervals_ns"):
-        yield compute().list_flatten(piece.column(0)).to_numpy()
+def _of_window(run: Run, column: str) -> Iterator[NDArray[np.int64]]:
+    """The latencies of the requests that the summary counts."""
+    begin_ns = round((run.summary["duration_s"] - run.summary["window_s"]) * NS_PER_S)
+    for piece in run.pieces("requests", "arrival_ns", column):
+        cells = piece.filter(compute().greater_equal(piece.column(0), begin_ns)).column(1)
+        yield (compute().list_flatten(cells) if column == "intervals_ns" else cells.drop_null()).to_numpy()
 
 
-def _distribution(panel: Any, pieces: Callable[[], Iterable[NDArray[np.int64]]], title: str, unit: str) -> None:
+def _distribution(panel: Any, curve: Curve, spread: Mapping[str, float | None], title: str, unit: str) -> None:
     """The share of `unit` that took at most so long, with the three percentiles of the summary marked."""
     from matplotlib import ticker
 
     panel.set_title(title, loc="left", fontsize=10, fontweight="bold")
     panel.set_ylabel(f"share of {unit}")
-    values, shares = _curve(pieces())
+    values, shares = curve
     if len(values) == 0:
         _nothing(panel, f"no {unit}")
         return
     scale, sign, label = _unit(int(values[-1]))
     panel.step(values / scale, shares, where="post", color=BLUE, linewidth=1.8)
-    spread = spread_of_pieces_s(pieces)
     marks = {percent: (spread[f"p{percent}"] or 0.0) * NS_PER_S for percent in PERCENTILES}
     for (percent, mark), style in zip(marks.items(), LINE_STYLES, strict=False):
         value = mark / scale
@@ -93,7 +100,7 @@ def _distribution(panel: Any, pieces: Callable[[], Iterable[NDArray[np.int64]]],
     panel.legend(framealpha=0.95, edgecolor="none", loc="lower right", fontsize=9)
 
 
-def _curve(pieces: Iterable[NDArray[np.int64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _curve(pieces: Iterable[NDArray[np.int64]]) -> Curve:
     """`(values, shares)`: the share of all values that is at most so large, within a thousandth of the value.
 
     Values are counted by the leading bits of their doubles: exponent and `CURVE_BITS` of the mantissa.
@@ -171,7 +178,7 @@ def _gauges(panel: Any, totals: Mapping[str, Totals]) -> None:
         sides.append((twin, right, (ORANGE, PURPLE)))
     for axis, names, colours in sides:
         for metric, colour, style in zip(names, colours, LINE_STYLES, strict=False):
-            times, values = totals[metric]
+            times, values = _thinned(*totals[metric])
             lines += axis.plot(times / scale, values, color=colour, linestyle=style, linewidth=1.5, label=metric)
         axis.set_ylabel(", ".join(f"{metric}{' (mean)' if _is_share(metric) else ' (all)'}" for metric in names))
         axis.set_ylim(bottom=0)
@@ -203,6 +210,13 @@ def _by_tick(times: NDArray[Any], values: NDArray[np.float64], counts: NDArray[n
     ticks, index = np.unique(times, return_inverse=True)
     columns = [ticks, *(np.bincount(index, weights=each, minlength=len(ticks)) for each in (values, counts))]
     return np.stack(columns).astype(np.float64, copy=False)
+
+
+def _thinned(times: NDArray[np.float64], values: NDArray[np.float64]) -> Totals:
+    """No more than `TIME_BINS` points: each is the mean of as many ticks."""
+    ticks = -(-len(times) // TIME_BINS)
+    firsts = np.arange(0, len(times), ticks)
+    return times[firsts], np.add.reduceat(values, firsts) / np.diff(firsts, append=len(times))
 
 
 def _is_share(metric: str) -> bool:
