@@ -59,6 +59,15 @@ def test_figures_by_hand(summary: dict[str, Any]) -> None:
     assert summary["digest"] == digest(fabricate().tables())
 
 
+def test_it_does_not_matter_where_the_tables_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read a few rows at a time; a step, a tick or a request must not care where a piece ends."""
+    monkeypatch.setattr(files, "piece_rows", lambda name: 2)
+    tables = fabricate().tables()
+    files.write(tables, tmp_path)
+    found, expected = (summarise(each, **ARGUMENTS) for each in (files.StoredTables(tmp_path), tables))
+    assert {**found, "peak_rss_bytes": 0} == {**expected, "peak_rss_bytes": 0}
+
+
 def test_overlapping_rows_of_one_instance_count_once() -> None:
     recorder = fabricate()
     recorder.event(48 * MS, "mixed_step", 9, "d1", start_ns=45 * MS)

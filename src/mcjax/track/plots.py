@@ -20,8 +20,15 @@ from mcjax.types import NS_PER_S
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 LINE_STYLES = ("-", "--", ":", "-.")
 
-PANELS = {"height_ratios": (1, 1.3), "hspace": 0.3, "wspace": 0.14}
-PANELS |= {"left": 0.06, "right": 0.94, "top": 0.91, "bottom": 0.07}
+PANELS = {
+    "height_ratios": (1, 1.3),
+    "hspace": 0.3,
+    "wspace": 0.14,
+    "left": 0.06,
+    "right": 0.94,
+    "top": 0.91,
+    "bottom": 0.07,
+}
 """Where the panels are, as shares of the figure: working it out from their labels takes as long as drawing them."""
 CURVE_POINTS, CURVE_BITS = 500, 10
 TIME_BINS = 600
@@ -105,19 +112,19 @@ def _curve(pieces: Iterable[NDArray[np.int64]]) -> Curve:
 
     Values are counted by the leading bits of their doubles: exponent and `CURVE_BITS` of the mantissa.
     """
-    dropped = 52 - CURVE_BITS
-    counts = np.zeros(0, np.int64)
+    dropped, one = 52 - CURVE_BITS, 1023 << CURVE_BITS  # the bin of 1 ns, and of nothing at all
+    counts = np.zeros(64 << CURVE_BITS, np.int64)
     for values in pieces:
-        found = np.bincount(values.astype(np.float64).view(np.int64) >> dropped, minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+        leading = np.maximum(values, 1).astype(np.float64).view(np.int64) >> dropped
+        counts += np.bincount(leading - one, minlength=len(counts))
     bins = np.flatnonzero(counts)
     if len(bins) == 0:
         return np.zeros(0), np.zeros(0)
     up_to = np.cumsum(counts[bins])
     # No more points than can be told apart, the first and the last among them.
     kept = np.unique(np.searchsorted(up_to, np.linspace(1, int(up_to[-1]), CURVE_POINTS)))
-    return (bins[kept] << dropped).view(np.float64), up_to[kept] / int(up_to[-1])
+    values = np.where(bins[kept] > 0, (bins[kept] + one << dropped).view(np.float64), 0.0)
+    return values, up_to[kept] / int(up_to[-1])
 
 
 def _activity(panel: Any, steps: Steps) -> None:

@@ -115,7 +115,7 @@ class TableRecorder:
 
     def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
         if not self._lean:
-            text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=_plain)
+            text = _JSON.encode(payload)
             self._outcomes.add((time_ns, mechanism, call, text))
 
     def request(self, row: RequestRow) -> None:
@@ -214,7 +214,7 @@ class TableRecorder:
             made.expected_s,
             () if self._lean else made.names,
             *(candidates.get(quantity) for quantity in QUANTITIES),
-            json.dumps(others, sort_keys=True, separators=(",", ":")) if others else "",
+            _JSON.encode(others) if others else "",
             made.reason,
             made.outcome_s,
             made.outcome,
@@ -225,7 +225,8 @@ def _intervals_ns(pieces: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """`[tokens - 1]` times between consecutive output tokens."""
     if not pieces:
         return np.empty(0, np.int64)
-    return np.diff(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    ends_ns = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return ends_ns[1:] - ends_ns[:-1]
 
 
 def _interval_statistics(intervals_ns: NDArray[np.int64]) -> tuple[int | None, int | None, int | None, int | None]:
@@ -251,3 +252,6 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes | bytearray):
         return value.hex()
     raise TypeError(f"an outcome cannot hold a {type(value).__name__}")
+
+
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain)

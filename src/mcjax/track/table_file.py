@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mcjax.track.arrow import Table, arrow
+from mcjax.track.arrow import Table, arrow, give_back
 from mcjax.track.digest import TableDigest
 from mcjax.track.tables import writer
 
@@ -57,4 +57,5 @@ class TableFile:
             self._problem = problem
             raise
         self._waiting.clear()
+        give_back()
         self._waiting_bytes = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.errors import RunError
-from mcjax.track.arrow import Table, arrow, compute, parquet
+from mcjax.track.arrow import Table, arrow, compute, give_back, parquet
 
 SCHEMA_VERSION = 2
 VERSION_KEY = b"mcjax_schema"
@@ -227,6 +227,7 @@ class StoredTables(Mapping[str, Table]):
         with _reading(name, self._directory) as path, parquet().ParquetFile(path, pre_buffer=False) as file:
             for batch in file.iter_batches(piece_rows(name), columns=list(columns), use_threads=False):
                 yield arrow().Table.from_batches([batch])
+        give_back()
 
     def _absent(self, name: str) -> bool:
         return name == "outcomes" and not (self._directory / "outcomes.parquet").exists()
