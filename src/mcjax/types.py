@@ -201,7 +201,7 @@ class Scripts(Protocol):
 
 
 class Recorder(Protocol):
-    """Where every layer leaves its rows. Cheap: rows are kept as tuples and written in columns."""
+    """Where every layer leaves its rows. Cheap: a row costs little more than the tuple of its cells."""
 
     def event(
         self,
@@ -222,7 +222,7 @@ class Recorder(Protocol):
         ...
 
     def decision(self, decision: Decision) -> Decision:
-        """Keep a decision; its outcome may be set on the returned object until the run ends."""
+        """Keep a decision; its outcome may be set on the returned object until its request has ended."""
         ...
 
     def report(
@@ -237,6 +237,10 @@ class Recorder(Protocol):
 
     def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
         """A gauge read at a fixed tick of run time (residency, queue, link)."""
+        ...
+
+    def samples(self, time_ns: int, sources: Sequence[str], metric: str, values: Sequence[float]) -> None:
+        """The same gauge of many sources; both lists are the recorder's from then on."""
         ...
 
     def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
@@ -262,6 +266,9 @@ class NullRecorder:
         pass
 
     def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
+        pass
+
+    def samples(self, time_ns: int, sources: Sequence[str], metric: str, values: Sequence[float]) -> None:
         pass
 
     def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:

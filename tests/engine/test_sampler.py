@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from engine_fixtures import MS, CheckBench
 
@@ -16,8 +18,8 @@ class Gauges(NullRecorder):
     def __init__(self) -> None:
         self.rows: list[tuple[int, str, str, float]] = []
 
-    def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
-        self.rows.append((time_ns, source, metric, value))
+    def samples(self, time_ns: int, sources: Sequence[str], metric: str, values: Sequence[float]) -> None:
+        self.rows += [(time_ns, source, metric, value) for source, value in zip(sources, values, strict=True)]
 
 
 def test_every_gauge_of_every_instance_and_node_at_every_tick() -> None:

@@ -98,4 +98,4 @@ def _with_outcomes(run: Run, change) -> Run:
     rows = [changed for row in run.outcomes.to_pylist() if (changed := change(row)) is not None]
     tables = {**{name: run.table(name) for name in ("requests", "events", "decisions", "reports", "samples")}}
     tables["outcomes"] = pa.Table.from_pylist(rows, schema=run.outcomes.schema)
-    return Run(run.directory, run.summary, run.config, tables.__getitem__, "done", "")
+    return Run(run.directory, run.summary, run.config, tables, "done", "")

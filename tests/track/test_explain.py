@@ -20,7 +20,7 @@ from mcjax.types import Decision, RequestState
 
 def run_of(recorder: TableRecorder, level: str = "full") -> Run:
     tables = recorder.tables()
-    return Run(None, summarise(tables, **ARGUMENTS), {"track": {"level": level}}, tables.__getitem__)
+    return Run(None, summarise(tables, **ARGUMENTS), {"track": {"level": level}}, tables)
 
 
 def placed(**changes: Any) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from mcjax.track.run import Run
 from mcjax.track.summary import summarise
 
 
-def run_of(tables: dict[str, Any]) -> Run:
-    return Run(None, summarise(tables, **ARGUMENTS), {}, tables.__getitem__)
+def run_of(tables: Mapping[str, Any]) -> Run:
+    return Run(None, summarise(tables, **ARGUMENTS), {}, tables)
 
 
 def test_four_panels_with_data(tmp_path: Path) -> None:
     figure = overview(run_of(fabricate().tables()))
     ttft, tbt, activity, gauges = figure.axes[:4]
     assert ttft.get_title(loc="left") == "Time to first token"
-    assert tbt.get_legend().get_texts()[0].get_text() == "p50  2.5 ms"
+    # As the summary has it: the first request came before the window.
+    assert tbt.get_legend().get_texts()[0].get_text() == "p50  3 ms"
     assert [label.get_text() for label in activity.get_yticklabels()] == ["p0", "p1", "d0", "d1"]
     assert [text.get_text() for text in gauges.get_legend().get_texts()] == ["pool_fill", "queue_requests"]
     assert BLUE in {line.get_color() for line in ttft.get_lines()}

@@ -58,11 +58,15 @@ def test_no_run_overwrites_another(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_running_with_its_pid(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from mcjax.track.run_directory import RunDirectory;"
-        "RunDirectory.create(Path(sys.argv[1]), 'killed'); os.kill(os.getpid(), signal.SIGKILL)"
+        "from mcjax.track.recorder import TableRecorder; recorder = TableRecorder(lambda block: b'');"
+        "recorder.write_to(RunDirectory.create(Path(sys.argv[1]), 'killed').path);"
+        "[recorder.event(index, 'hit', index, 'n0', detail='x' * 1000) for index in range(20_000)];"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     child.wait()
     assert json.loads((tmp_path / "killed" / "RUNNING").read_text())["pid"] == child.pid
+    assert (tmp_path / "killed" / "events.parquet.part").exists()
     with pytest.raises(RunError, match=rf"killed: unfinished, process {child.pid}, which ran it, was killed"):
         load(tmp_path / "killed")
 

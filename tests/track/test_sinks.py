@@ -133,14 +133,19 @@ def test_bad_trackers_leave_a_whole_run(tmp_path: Path, hanging: Listing) -> Non
     assert (tracker.directory / "overview.png").stat().st_size > 10_000
 
 
-def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_picture_that_cannot_be_drawn_costs_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: Any) -> Any:
+        raise ValueError("no such metric")
+
+    monkeypatch.setattr("mcjax.track.plots.overview", broken)
     tracker = Tracker([Files(str(tmp_path))], INFO)
     tables = fabricate().tables()
-    broken = {**tables, "samples": tables["samples"].rename_columns(["time_ns", "source", "metric", "other"])}
-    tracker.finish(broken, summarise(tables, **ARGUMENTS))
+    tracker.finish(tables, summarise(tables, **ARGUMENTS))
     assert tracker.directory is not None
     assert (tracker.directory / "DONE").exists()
-    assert "overview.png could not be drawn" in caplog.text
+    assert "overview.png could not be drawn: ValueError('no such metric')" in caplog.text
 
 
 class FakeRun:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcjax.track.statistics import merge, overlap_ns, spread_s
+from mcjax.track.statistics import at_ranks, merge, overlap_ns, spread_of_pieces_s, spread_s
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=25)
 
@@ -20,6 +20,16 @@ def test_spread_agrees_with_numpy(values: list[int]) -> None:
         assert found is not None
         assert abs(found - expected) <= 1e-12 * max(expected, 1)
     assert spread["mean"] == sum(values) / (len(values) * 10**9)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**60)), min_size=1, max_size=9), st.data())
+def test_ranks_are_found_without_sorting(pieces: list[list[int]], data: st.DataObject) -> None:
+    ordered = sorted(value for piece in pieces for value in piece)
+    arrays = [np.array(piece, np.int64) for piece in pieces]
+    if ordered:
+        ranks = data.draw(st.lists(st.integers(0, len(ordered) - 1), min_size=1))
+        assert at_ranks(lambda: arrays, ordered[-1], ranks) == {rank: ordered[rank] for rank in ranks}
+    assert spread_of_pieces_s(lambda: arrays) == spread_s(np.array(ordered, np.int64))
 
 
 def test_spread_of_nothing_is_null() -> None:

@@ -122,7 +122,9 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         tracker = Tracker(list(track.sinks), info)
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
-    performance = Performance(rehearsal, progress, tracker.log)
+    if tracker.directory is not None:
+        recorder.write_to(tracker.directory)
+    performance = Performance(rehearsal, progress, tracker.log, to_verify=_wants_verification(config))
     failure, ended_by, verified = "", None, None
     began_s = time.monotonic()
     wall_s = None
@@ -301,7 +303,7 @@ def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict
         table = KeyTable()
         again = TableRecorder(table.key, "lean")
         rehearsal = build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
-        return Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None).run()
+        return Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None, to_verify=True).run()
 
     disaggregated = any(spec.role is Role.PREFILL for spec in parse_cluster(_plain(config.cluster)))
     verified = prove(result, recorder.tables()["events"], disaggregated, play)

@@ -104,23 +104,28 @@ class Rehearsal:
 
 @dataclass(slots=True)
 class Result:
-    """What is left of a run beside its tables."""
+    """What is left of a run beside its tables. Rows and checksums are kept only of a run that is to be verified."""
 
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
     duration_ns: int = 0
     bytes_by_transport: dict[str, int] = field(default_factory=dict[str, int])
     checksums: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     interrupted: bool = False
-    """The user stopped it; rows are of the requests that had ended."""
+    """The user stopped it."""
 
 
 class Performance:
     """Plays a rehearsed run once."""
 
     def __init__(
-        self, rehearsal: Rehearsal, progress: ProgressDisplay, on_figures: Callable[[int, Mapping[str, float]], None]
+        self,
+        rehearsal: Rehearsal,
+        progress: ProgressDisplay,
+        on_figures: Callable[[int, Mapping[str, float]], None],
+        to_verify: bool = False,
     ):
         self._r = rehearsal
+        self._to_verify = to_verify
         self._progress = progress
         self._on_figures = on_figures
         self._figures = Figures()
@@ -153,7 +158,8 @@ class Performance:
                 await scope.run(self._drive(service))
                 self.result.duration_ns = aio.now_ns()
                 service.cluster.check_idle()
-                self._keep_checksums(service)
+                if self._to_verify:
+                    self._keep_checksums(service)
         finally:
             self.result.duration_ns = self.result.duration_ns or aio.now_ns()
             await r.world.close()
@@ -190,7 +196,8 @@ class Performance:
 
     def _count(self, row: RequestRow) -> None:
         figures = self._figures
-        self.result.rows.append(row)
+        if self._to_verify:
+            self.result.rows.append(row)
         if row.state is RequestState.COMPLETED:
             figures.completed += 1
         else:

@@ -45,19 +45,22 @@ class Sampler:
             self._check_progress(now_ns)
 
     def _sample(self, now_ns: int) -> None:
-        sample = self._recorder.sample
-        for instance in self._service.cluster.instances.values():
-            name, store, loop = instance.name, instance.pages.store, instance.loop
-            sample(now_ns, name, "queue_prompts", len(loop.prefills))
-            sample(now_ns, name, "batch", len(loop.decodes))
-            sample(now_ns, name, "page_fill", 1.0 - store.free_slots / store.capacity)
-            node = instance.node
-            sample(now_ns, node.name, "pool_fill", len(node.pool) / node.pool.store.capacity)
-            sample(now_ns, node.name, "outgoing_bytes", node.outgoing_bytes)
-        for transport in self._service.engine.transports:
-            stats = transport.stats()
-            sample(now_ns, transport.name, "pending_bytes", stats.pending_bytes)
-            sample(now_ns, transport.name, "moved_bytes", stats.bytes_moved)
+        """A call a gauge rather than a row: a tick of a thousand instances has seven thousand rows."""
+        record = self._recorder.samples
+        instances = list(self._service.cluster.instances.values())
+        names, loops = [each.name for each in instances], [each.loop for each in instances]
+        stores = [each.pages.store for each in instances]
+        record(now_ns, names, "queue_prompts", [len(loop.prefills) for loop in loops])
+        record(now_ns, names, "batch", [len(loop.decodes) for loop in loops])
+        record(now_ns, names, "page_fill", [1.0 - store.free_slots / store.capacity for store in stores])
+        nodes = [each.node for each in instances]
+        places, pools = [node.name for node in nodes], [node.pool for node in nodes]
+        record(now_ns, places, "pool_fill", [len(pool) / pool.store.capacity for pool in pools])
+        record(now_ns, places, "outgoing_bytes", [node.outgoing_bytes for node in nodes])
+        transports = self._service.engine.transports
+        links, stats = [transport.name for transport in transports], [transport.stats() for transport in transports]
+        record(now_ns, links, "pending_bytes", [each.pending_bytes for each in stats])
+        record(now_ns, links, "moved_bytes", [each.bytes_moved for each in stats])
 
     def _check_progress(self, now_ns: int) -> None:
         frontend = self._service.frontend

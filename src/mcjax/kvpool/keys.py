@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -55,7 +56,10 @@ class KeyTable:
     def __init__(self) -> None:
         self._ids: dict[BlockKey, BlockId] = {}
         self._trace_ids: dict[bytes, dict[int, BlockId]] = {}
-        self._keys: list[BlockKey | tuple[bytes, int]] = []
+        self._keys: list[BlockKey | int] = []
+        """By id: the key, or of a trace block its trace id, in the namespace `_spaces[_space_of[id]]`."""
+        self._spaces: list[bytes] = []
+        self._space_of = array("I")
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -68,25 +72,30 @@ class KeyTable:
                 found = len(self._keys)
                 self._ids[key] = found
                 self._keys.append(key)
+                self._space_of.append(0)
             ids.append(found)
         return tuple(ids)
 
     def intern_trace(self, space: bytes, trace_ids: Sequence[int]) -> tuple[BlockId, ...]:
-        known = self._trace_ids.setdefault(space, {})
+        known = self._trace_ids.get(space)
+        if known is None:
+            known = self._trace_ids[space] = {}
+            self._spaces.append(space)
         ids: list[BlockId] = []
         for trace_id in trace_ids:
             found = known.get(trace_id)
             if found is None:
                 found = len(self._keys)
                 known[trace_id] = found
-                self._keys.append((space, trace_id))
+                self._keys.append(trace_id)
+                self._space_of.append(self._spaces.index(space))
             ids.append(found)
         return tuple(ids)
 
     def key(self, block: BlockId) -> BlockKey:
         """The key behind an id."""
         found = self._keys[block]
-        return found if isinstance(found, bytes) else key_from_trace_id(*found)
+        return found if isinstance(found, bytes) else key_from_trace_id(self._spaces[self._space_of[block]], found)
 
 
 class Salts:

@@ -19,3 +19,8 @@ def compute() -> Any:
 
 def parquet() -> Any:
     return importlib.import_module("pyarrow.parquet")
+
+
+def give_back() -> None:
+    """Arrow keeps memory that it has freed, for itself: give it to the rest of the process."""
+    arrow().default_memory_pool().release_unused()

@@ -1,9 +1,11 @@
-"""The recorder that keeps everything: rows go into compact columns, and come out as Arrow tables at the end."""
+"""The recorder that keeps everything: rows go into columns, and come out as Arrow tables or Parquet files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,23 +13,25 @@ from numpy.typing import NDArray
 
 from mcjax.errors import ConfigError
 from mcjax.track.arrow import Table, arrow
-from mcjax.track.columns import Rows
+from mcjax.track.columns import Gauges, Rows, table_of
+from mcjax.track.digest import combined
 from mcjax.track.statistics import percentile_parts, ratio, tail_mean_ns
-from mcjax.track.tables import QUANTITIES, SCHEMAS
+from mcjax.track.steps import STEP_KINDS
+from mcjax.track.table_file import TableFile
+from mcjax.track.tables import DIGESTED, QUANTITIES, SCHEMAS, StoredTables, empty, piece_rows
 from mcjax.types import NS_PER_S, BlockId, BlockKey, Decision, RequestRow, RequestState
 
 LEVELS = ("full", "lean")
-STEP_KINDS = ("prefill_step", "decode_step", "mixed_step")
-"""Events that are intervals of computing, on which the busy times of the summary stand."""
 
 
 class TableRecorder:
-    """Implements `mcjax.types.Recorder` in memory (not thread-safe: called on the loop's thread only).
+    """Implements `mcjax.types.Recorder` (not thread-safe: called on the loop's thread only).
 
-    `key_of` renders a dense block id as its key, for `events.first_block`; it is asked once for each id, at the end.
-    `level="full"` keeps every row, which replay needs. `level="lean"` keeps what the summary is computed from:
-    requests, step events, samples, and decisions without their candidates.
-    Vectors handed over in a `Decision` are kept as they are: their owner must not write into them afterwards.
+    Rows are kept in memory, or, after `write_to`, in files that grow as they come. `key_of` renders a dense block id as
+    its key, for `events.first_block`. `level="full"` keeps every row, which replay needs. `level="lean"` keeps what the
+    summary is computed from: requests, step events, samples, and decisions without their candidates.
+    Vectors and lists handed over in a `Decision`, or as the sources and values of samples, are kept as they are: their
+    owner must not write into them afterwards.
     """
 
     def __init__(self, key_of: Callable[[BlockId], BlockKey], level: str = "full"):
@@ -35,13 +39,38 @@ class TableRecorder:
             raise ConfigError("track.level", level, "unknown level", LEVELS)
         self._key_of = key_of
         self._lean = level == "lean"
-        self._requests = Rows(SCHEMAS["requests"])
-        # Dense ids while the run goes on; keys are rendered at the end.
-        self._events = Rows([(name, "int" if name == "first_block" else kind) for name, kind in SCHEMAS["events"]])
+        self._pieces: dict[str, list[Table]] = {name: [] for name in SCHEMAS}
+        self._files: dict[str, TableFile] | None = None
+        self._stored: StoredTables | None = None
+        self._directory = Path()
+        self._requests = self._rows("requests")
+        self._events = self._rows("events", first_block=self._first_block_keys)
+        self._event_cells = self._events.cells
+        self._reports = self._rows("reports")
+        self._outcomes = self._rows("outcomes")
+        self._samples = Gauges(partial(self._take, "samples"))
         self._decisions: list[Decision] = []
-        self._reports = Rows(SCHEMAS["reports"])
-        self._samples = Rows(SCHEMAS["samples"])
-        self._outcomes = Rows(SCHEMAS["outcomes"])
+        self._decisions_due = piece_rows("decisions")
+        self._undecided: set[int] = set()
+        """Requests that have decisions and have not ended: only in these may an outcome still be set."""
+
+    def _rows(self, name: str, **rendered: Callable[[list[Any]], Any]) -> Rows:
+        return Rows(name, partial(self._take, name), rendered)
+
+    def write_to(self, directory: Path) -> None:
+        """Keep rows in files of `directory`, those so far too. Once `tables` was called, recording is over then."""
+        self._directory = directory
+        self._files = {name: TableFile(name, directory) for name in SCHEMAS}
+        for name, pieces in self._pieces.items():
+            for piece in pieces:
+                self._files[name].take(piece)
+            pieces.clear()
+
+    def _take(self, name: str, piece: Table) -> None:
+        if self._files is None:
+            self._pieces[name].append(piece)
+        else:
+            self._files[name].take(piece)
 
     def event(
         self,
@@ -60,24 +89,33 @@ class TableRecorder:
     ) -> None:
         if self._lean and kind not in STEP_KINDS:
             return
-        row = (time_ns, start_ns, kind, request_id, place, tier, first_block, blocks, tokens, nbytes, detail)
-        self._events.add(row)
+        cells = self._event_cells
+        cells += (time_ns, start_ns, kind, request_id, place, tier, first_block, blocks, tokens, nbytes, detail)
+        if len(cells) >= self._events.full:
+            self._events.flush()
 
     def decision(self, decision: Decision) -> Decision:
         self._decisions.append(decision)
+        self._undecided.add(decision.request_id)
+        if len(self._decisions) >= self._decisions_due:
+            self._move_decided()
         return decision
 
     def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
         if not self._lean:
             # The sender may reuse its buffer.
-            self._reports.add((time_ns, tick_ns, source, kind, np.array(values, dtype=np.int64)))
+            kept = values.copy() if isinstance(values, np.ndarray) else tuple(values)
+            self._reports.add((time_ns, tick_ns, source, kind, kept))
 
     def sample(self, time_ns: int, source: str, metric: str, value: float) -> None:
-        self._samples.add((time_ns, source, metric, float(value)))
+        self._samples.add(time_ns, (source,), metric, (value,))
+
+    def samples(self, time_ns: int, sources: Sequence[str], metric: str, values: Sequence[float]) -> None:
+        self._samples.add(time_ns, sources, metric, values)
 
     def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
         if not self._lean:
-            text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=_plain)
+            text = _JSON.encode(payload)
             self._outcomes.add((time_ns, mechanism, call, text))
 
     def request(self, row: RequestRow) -> None:
@@ -91,6 +129,7 @@ class TableRecorder:
         row.token_ends_ns = []
         ttft_ns = row.first_token_ns - request.arrival_ns if completed and row.first_token_ns >= 0 else None
         tbt = _interval_statistics(intervals)
+        self._undecided.discard(request.request_id)
         self._requests.add(
             (
                 request.request_id,
@@ -124,52 +163,70 @@ class TableRecorder:
             )
         )
 
-    def tables(self) -> dict[str, Table]:
-        """Every table so far, by name, in the order of `SCHEMAS`. Recording may go on."""
-        decisions = Rows(SCHEMAS["decisions"])
-        for decided in self._decision_rows():
-            decisions.add(decided)
-        return {
-            "requests": self._requests.table(),
-            "events": self._events.table(first_block=self._first_block_keys()),
-            "decisions": decisions.table(),
-            "reports": self._reports.table(),
-            "samples": self._samples.table(),
-            "outcomes": self._outcomes.table(),
-        }
+    def tables(self) -> Mapping[str, Table]:
+        """Every table so far, by name, in the order of `SCHEMAS`.
 
-    def _first_block_keys(self) -> Any:
-        ids, index = np.unique(self._events.integers("first_block"), return_inverse=True)
-        keys = ["" if block < 0 else self._key_of(int(block)).hex() for block in ids]
+        Of tables in memory, recording may go on; files are closed.
+        """
+        for rows in (self._requests, self._events, self._reports, self._outcomes, self._samples):
+            rows.flush()
+        if self._files is None:
+            self._move_decided()
+            pieces = {**self._pieces, "decisions": [*self._pieces["decisions"], self._decision_table(self._decisions)]}
+            return {name: arrow().concat_tables([empty(name), *of_table]) for name, of_table in pieces.items()}
+        if self._stored is None:
+            self._undecided.clear()
+            self._move_decided()
+            for file in self._files.values():
+                file.finish()
+            self._stored = StoredTables(self._directory, combined(self._files[name].digest for name in DIGESTED))
+        return self._stored
+
+    def _first_block_keys(self, blocks: list[int]) -> Any:
+        ids, index = np.unique(np.array(blocks, np.int64), return_inverse=True)
+        keys = ["" if block < 0 else self._key_of(block).hex() for block in ids.tolist()]
         return arrow().array(keys, arrow().string()).take(arrow().array(index))
 
-    def _decision_rows(self) -> Iterator[tuple[Any, ...]]:
-        for made in self._decisions:
-            candidates = {} if self._lean else made.candidates
-            others = {name: vector.tolist() for name, vector in candidates.items() if name not in QUANTITIES}
-            yield (
-                made.time_ns,
-                made.request_id,
-                made.stage,
-                made.strategy,
-                made.choice,
-                made.source,
-                made.reused_tokens,
-                made.expected_s,
-                () if self._lean else made.names,
-                *(candidates.get(quantity) for quantity in QUANTITIES),
-                json.dumps(others, sort_keys=True, separators=(",", ":")) if others else "",
-                made.reason,
-                made.outcome_s,
-                made.outcome,
-            )
+    def _move_decided(self) -> None:
+        """Hand over the decisions before the first whose request goes on."""
+        waiting = self._decisions
+        decided = next((at for at, made in enumerate(waiting) if made.request_id in self._undecided), len(waiting))
+        if decided:
+            self._take("decisions", self._decision_table(waiting[:decided]))
+            del waiting[:decided]
+        self._decisions_due = len(waiting) + piece_rows("decisions")
+
+    def _decision_table(self, decisions: Sequence[Decision]) -> Table:
+        rows = [self._decision_row(made) for made in decisions]
+        return table_of("decisions", list(zip(*rows, strict=True))) if rows else empty("decisions")
+
+    def _decision_row(self, made: Decision) -> tuple[Any, ...]:
+        candidates = {} if self._lean else made.candidates
+        others = {name: vector.tolist() for name, vector in candidates.items() if name not in QUANTITIES}
+        return (
+            made.time_ns,
+            made.request_id,
+            made.stage,
+            made.strategy,
+            made.choice,
+            made.source,
+            made.reused_tokens,
+            made.expected_s,
+            () if self._lean else made.names,
+            *(candidates.get(quantity) for quantity in QUANTITIES),
+            _JSON.encode(others) if others else "",
+            made.reason,
+            made.outcome_s,
+            made.outcome,
+        )
 
 
 def _intervals_ns(pieces: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """`[tokens - 1]` times between consecutive output tokens."""
     if not pieces:
         return np.empty(0, np.int64)
-    return np.diff(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    ends_ns = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return ends_ns[1:] - ends_ns[:-1]
 
 
 def _interval_statistics(intervals_ns: NDArray[np.int64]) -> tuple[int | None, int | None, int | None, int | None]:
@@ -195,3 +252,6 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes | bytearray):
         return value.hex()
     raise TypeError(f"an outcome cannot hold a {type(value).__name__}")
+
+
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain)

@@ -6,7 +6,7 @@ import html
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +32,7 @@ class Run:
         directory: Path | None,
         summary: Mapping[str, Any],
         config: Mapping[str, Any],
-        table: Callable[[str], Table],
+        tables: Mapping[str, Table],
         state: str = "done",
         reason: str = "",
     ):
@@ -41,8 +41,8 @@ class Run:
         self.config = dict(config)
         self.state = state
         self.reason = reason
-        self._read = table
-        self._tables: dict[str, Table] = {}
+        self._kept = tables
+        self._read: dict[str, Table] = {}
 
     @property
     def requests(self) -> Table:
@@ -76,9 +76,17 @@ class Run:
 
     def table(self, name: str) -> Table:
         """One table by name. Raises `RunError` if its file is damaged."""
-        if name not in self._tables:
-            self._tables[name] = self._read(name)
-        return self._tables[name]
+        if name not in self._read:
+            self._read[name] = self._kept[name]
+        return self._read[name]
+
+    def columns(self, name: str, *columns: str) -> Table:
+        """Some columns of a table; of a run on disk, nothing else is read, and nothing is kept."""
+        return table_files.columns(self._kept, name, columns)
+
+    def pieces(self, name: str, *columns: str) -> Iterator[Table]:
+        """Some columns of a table, its rows a piece at a time: a large table need not be in memory as a whole."""
+        return table_files.pieces(self._kept, name, columns)
 
     def request(self, request_id: int) -> RequestStory:
         """Everything of one request: its timeline, and its decisions with their candidates.
@@ -137,12 +145,8 @@ def load(path: str | Path) -> Run:
     for name in DIGESTED:
         table_files.check(name, directory)
 
-    def read(name: str) -> Table:
-        absent = name == "outcomes" and not (directory / "outcomes.parquet").exists()
-        return table_files.empty(name) if absent else table_files.read(name, directory)
-
     state, reason = ("done", "") if marker == DONE else ("failed", note)
-    return Run(directory, summary, _config(directory), read, state, reason)
+    return Run(directory, summary, _config(directory), table_files.StoredTables(directory), state, reason)
 
 
 def _marker(directory: Path) -> str:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table, arrow, compute
-from mcjax.track.statistics import merge, overlap_ns, spread_s
-from mcjax.track.tables import SCHEMA_VERSION, chosen, digest, floats, integers
+from mcjax.track.digest import digest
+from mcjax.track.statistics import merge, overlap_ns, spread_of_pieces_s, spread_s
+from mcjax.track.steps import COLUMNS as STEP_COLUMNS
+from mcjax.track.steps import steps_of
+from mcjax.track.tables import SCHEMA_VERSION, chosen, columns, floats, integers, pieces
 from mcjax.types import NS_PER_S, RequestState
+
+REQUEST_COLUMNS = """request_id arrival_ns state met_slo ttft_ns tbt_tail_ns prefill_start_ns prompt_tokens local_tokens
+remote_tokens output_tokens""".split()
 
 
 def summarise(
@@ -33,8 +39,8 @@ def summarise(
     window) is None. `bytes_by_transport` are the transports' own counters, of the whole run;
     without them the transfer events are summed (which `level="lean"` does not keep).
     """
-    requests = tables["requests"]
-    requests = requests.filter(compute().greater_equal(requests.column("arrival_ns"), warmup_ns))
+    every = columns(tables, "requests", REQUEST_COLUMNS)
+    requests = every.filter(compute().greater_equal(every.column("arrival_ns"), warmup_ns))
     window_ns = max(duration_ns - warmup_ns, 0)
     submitted = requests.num_rows
     states = {state: int(chosen(requests, "state", [state.value]).sum()) for state in RequestState}
@@ -53,19 +59,19 @@ def summarise(
             "rejected": states[RequestState.REJECTED],
             "failed": states[RequestState.FAILED],
             "cancelled": states[RequestState.CANCELLED],
-            "before_window": tables["requests"].num_rows - submitted,
+            "before_window": every.num_rows - submitted,
         },
         "ttft_s": spread_s(_present(requests, "ttft_ns")),
-        "tbt_s": spread_s(_intervals(requests)),
+        "tbt_s": spread_of_pieces_s(lambda: _intervals(tables, warmup_ns)),
         "tbt_tail_s": spread_s(_present(requests, "tbt_tail_ns")),
         "slo_attainment": _share(met, submitted),
         "goodput_rps": _share(met * NS_PER_S, window_ns),
         "output_tokens_per_s": _share(output_tokens * NS_PER_S, window_ns),
         **_prefix(requests, block_tokens),
-        "bytes_by_transport": _moved(tables["events"]) if bytes_by_transport is None else dict(bytes_by_transport),
-        **_busy(tables["events"], warmup_ns, duration_ns),
+        "bytes_by_transport": _moved(tables) if bytes_by_transport is None else dict(bytes_by_transport),
+        **_busy(tables, warmup_ns, duration_ns),
         "peak_rss_bytes": peak_rss_bytes(),
-        "estimate_error": _estimate_error(tables["decisions"], requests),
+        "estimate_error": _estimate_error(tables, requests),
         "digest": digest(tables),
     }
 
@@ -97,8 +103,10 @@ def _present(table: Table, column: str) -> NDArray[np.int64]:
     return table.column(column).drop_null().to_numpy().astype(np.int64, copy=False)
 
 
-def _intervals(requests: Table) -> NDArray[np.int64]:
-    return compute().list_flatten(requests.column("intervals_ns")).to_numpy().astype(np.int64, copy=False)
+def _intervals(tables: Mapping[str, Table], warmup_ns: int) -> Iterator[NDArray[np.int64]]:
+    for piece in pieces(tables, "requests", ["arrival_ns", "intervals_ns"]):
+        of_window = piece.filter(compute().greater_equal(piece.column("arrival_ns"), warmup_ns))
+        yield compute().list_flatten(of_window.column("intervals_ns")).to_numpy()
 
 
 def _output_tokens(requests: Table) -> int:
@@ -128,19 +136,22 @@ def _prefix(requests: Table, block_tokens: int) -> dict[str, Any]:
     }
 
 
-def _moved(events: Table) -> dict[str, int]:
+def _moved(tables: Mapping[str, Table]) -> dict[str, int]:
+    events = columns(tables, "events", ["kind", "detail", "bytes"])
     transfers = events.filter(arrow().array(chosen(events, "kind", ["transfer"])))
     names = sorted(compute().unique(transfers.column("detail")).to_pylist())
     return {name: int(integers(transfers, "bytes")[chosen(transfers, "detail", [name])].sum()) for name in names}
 
 
-def _busy(events: Table, window_start_ns: int, window_end_ns: int) -> dict[str, Any]:
+def _busy(tables: Mapping[str, Table], window_start_ns: int, window_end_ns: int) -> dict[str, Any]:
     """Busy seconds inside the window, summed over instances; a mixed step is busy on both sides."""
-    prefill, prefill_shift = _busy_intervals(events, ("prefill_step", "mixed_step"), window_start_ns, window_end_ns)
-    decode, decode_shift = _busy_intervals(events, ("decode_step", "mixed_step"), window_start_ns, window_end_ns)
+    steps = steps_of(pieces(tables, "events", STEP_COLUMNS))
+    prefill, decode = (
+        (np.clip(busy.starts_ns, window_start_ns, window_end_ns), np.clip(busy.ends_ns, window_start_ns, window_end_ns))
+        for busy in (steps.prefill, steps.decode)
+    )
     prefill_ns, decode_ns = (int((ends - starts).sum()) for starts, ends in (prefill, decode))
-    any_decode = merge(decode[0] - decode_shift, decode[1] - decode_shift)
-    shared_ns = int(overlap_ns(prefill[0] - prefill_shift, prefill[1] - prefill_shift, any_decode).sum())
+    shared_ns = int(overlap_ns(*prefill, merge(*decode)).sum())
     return {
         "prefill_busy_s": prefill_ns / NS_PER_S,
         "decode_busy_s": decode_ns / NS_PER_S,
@@ -148,23 +159,8 @@ def _busy(events: Table, window_start_ns: int, window_end_ns: int) -> dict[str, 
     }
 
 
-def _busy_intervals(
-    events: Table, kinds: tuple[str, ...], window_start_ns: int, window_end_ns: int
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]:
-    """When each instance was busy: `((starts, ends), shift)`, disjoint for an instance.
-
-    Each instance's times are moved by a shift of its own, far from all others, so that one merge serves them all.
-    """
-    steps = events.filter(arrow().array(chosen(events, "kind", kinds)))
-    place = np.unique(np.array(steps.column("place").to_pylist(), dtype=np.str_), return_inverse=True)[1]
-    stride = window_end_ns + 1
-    starts = np.clip(integers(steps, "start_ns"), window_start_ns, window_end_ns) + place * stride
-    ends = np.clip(integers(steps, "time_ns"), window_start_ns, window_end_ns) + place * stride
-    starts, ends = merge(starts, ends)
-    return (starts, ends), starts // stride * stride
-
-
-def _estimate_error(decisions: Table, requests: Table) -> dict[str, float | None]:
+def _estimate_error(tables: Mapping[str, Table], requests: Table) -> dict[str, float | None]:
+    decisions = columns(tables, "decisions", ["request_id", "stage", "expected_s", "outcome_s"])
     counted = np.isin(integers(decisions, "request_id"), integers(requests, "request_id"))
     expected, outcome = floats(decisions, "expected_s"), floats(decisions, "outcome_s")
     counted &= np.isfinite(expected) & np.isfinite(outcome) & (outcome > 0)

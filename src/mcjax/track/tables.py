@@ -1,9 +1,9 @@
-"""What the tables of a run look like, how they are written and read back, and the digest of their rows."""
+"""What the tables of a run look like, and how they are written and read back."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.errors import RunError
-from mcjax.track.arrow import Table, arrow, compute, parquet
+from mcjax.track.arrow import Table, arrow, compute, give_back, parquet
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"mcjax_schema"
 
 QUANTITIES = ("queue_s", "transfer_s", "prefill_s")
@@ -111,21 +111,46 @@ DIGESTED = ("requests", "events", "decisions", "reports", "samples")
 _DELTA_CODED = {"requests": ["intervals_ns.list.element"], "events": ["time_ns", "start_ns"], "samples": ["time_ns"]}
 
 
+def type_of(kind: str) -> Any:
+    """The Arrow type behind a kind that `SCHEMAS` names."""
+    pa = arrow()
+    if kind.endswith("[]"):
+        return pa.list_(type_of(kind[:-2]))
+    types = {"int": pa.int64, "int?": pa.int64, "int32": pa.int32, "bool": pa.bool_, "float": pa.float64}
+    return types.get(kind, pa.string)()
+
+
+def piece_rows(name: str) -> int:
+    """Rows of a table that are made, or read, at a time: those with lists may be thousands of bytes each."""
+    return 512 if any(kind.endswith("[]") for _, kind in SCHEMAS[name]) else 4096
+
+
+def schema_of(name: str) -> Any:
+    """The `pyarrow.Schema` of a table, with what its file says of itself."""
+    metadata = {VERSION_KEY: str(SCHEMA_VERSION).encode(), b"mcjax_table": name.encode()}
+    return arrow().schema([(column, type_of(kind)) for column, kind in SCHEMAS[name]], metadata=metadata)
+
+
+def writer(name: str, path: Path) -> Any:
+    """A `pyarrow.parquet.ParquetWriter` for a table: zstd-compressed, schema version in its metadata."""
+    # Times grow slowly: coded as differences they take a third of the space that a dictionary would.
+    delta = _DELTA_CODED.get(name, [])
+    return parquet().ParquetWriter(
+        path,
+        schema_of(name),
+        compression="zstd",
+        use_dictionary=[path for path in _leaves(name) if path not in delta],
+        column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
+    )
+
+
 def write(tables: Mapping[str, Table], directory: Path) -> None:
-    """One `NAME.parquet` a table, zstd-compressed, schema version in its metadata; empty `outcomes` are left out."""
+    """One `NAME.parquet` a table; empty `outcomes` are left out."""
     for name, table in tables.items():
         if name == "outcomes" and table.num_rows == 0:
             continue
-        metadata = {VERSION_KEY: str(SCHEMA_VERSION).encode(), b"mcjax_table": name.encode()}
-        # Times grow slowly: coded as differences they take a third of the space that a dictionary would.
-        delta = _DELTA_CODED.get(name, [])
-        parquet().write_table(
-            table.replace_schema_metadata(metadata),
-            directory / f"{name}.parquet",
-            compression="zstd",
-            use_dictionary=[path for path in _leaves(name) if path not in delta],
-            column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
-        )
+        with writer(name, directory / f"{name}.parquet") as file:
+            file.write_table(table.cast(schema_of(name)))
 
 
 def _leaves(name: str) -> list[str]:
@@ -154,67 +179,73 @@ def check(name: str, directory: Path) -> None:
 def read(name: str, directory: Path) -> Table:
     """The table as written. Raises `RunError` where it is missing, damaged or of another version."""
     check(name, directory)
+    with _reading(name, directory) as path:
+        return parquet().read_table(path)
+
+
+@contextlib.contextmanager
+def _reading(name: str, directory: Path) -> Generator[Path]:
     try:
-        return parquet().read_table(directory / f"{name}.parquet")
+        yield directory / f"{name}.parquet"
     except (OSError, arrow().ArrowException) as error:
         raise RunError(f"{directory}: {name}.parquet is damaged ({_one_line(error)})") from error
 
 
 def empty(name: str) -> Table:
     """The table without rows."""
-    from mcjax.track.columns import Rows
-
-    return Rows(SCHEMAS[name]).table()
+    return schema_of(name).remove_metadata().empty_table()
 
 
-def digest(tables: Mapping[str, Table]) -> str:
-    """sha256 of the rows: equal rows, in equal order, give equal digests on every machine and library version.
+class StoredTables(Mapping[str, Table]):
+    """The tables in a run directory, each read when it is asked for, as often as it is asked for.
 
-    It covers column names and values (integers and float64 as 8 little-endian bytes, one NaN, strings as UTF-8 with
-    their lengths, nulls by a bitmap), never the bytes of a file.
+    `digest` is that of all of them, if it is known.
     """
-    hasher = hashlib.sha256()
-    for name in DIGESTED:
-        table = tables[name]
-        _mark(hasher, name, table.num_rows)
-        for column in table.column_names:
-            _mark(hasher, column, 0)
-            _absorb(hasher, table.column(column).combine_chunks())
-    return hasher.hexdigest()
+
+    def __init__(self, directory: Path, digest: str | None = None):
+        self._directory = directory
+        self.digest = digest
+
+    def __getitem__(self, name: str) -> Table:
+        return empty(name) if self._absent(name) else read(name, self._directory)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SCHEMAS)
+
+    def __len__(self) -> int:
+        return len(SCHEMAS)
+
+    def columns(self, name: str, columns: Sequence[str]) -> Table:
+        if self._absent(name):
+            return empty(name).select(columns)
+        with _reading(name, self._directory) as path:
+            return parquet().ParquetFile(path).read(columns=list(columns), use_threads=False)
+
+    def pieces(self, name: str, columns: Sequence[str]) -> Iterator[Table]:
+        if self._absent(name):
+            return
+        with _reading(name, self._directory) as path, parquet().ParquetFile(path, pre_buffer=False) as file:
+            for batch in file.iter_batches(piece_rows(name), columns=list(columns), use_threads=False):
+                yield arrow().Table.from_batches([batch])
+        give_back()
+
+    def _absent(self, name: str) -> bool:
+        return name == "outcomes" and not (self._directory / "outcomes.parquet").exists()
 
 
-def _mark(hasher: Any, text: str, count: int) -> None:
-    hasher.update(len(text).to_bytes(8, "little") + text.encode() + count.to_bytes(8, "little"))
+def columns(tables: Mapping[str, Table], name: str, columns: Sequence[str]) -> Table:
+    """Some columns of a table; of stored tables nothing else is read."""
+    if isinstance(tables, StoredTables):
+        return tables.columns(name, columns)
+    return tables[name].select(columns)
 
 
-def _absorb(hasher: Any, column: Any) -> None:
-    types = arrow().types
-    _mark(hasher, "nulls", column.null_count)
-    if column.null_count:
-        hasher.update(np.packbits(column.is_valid().to_numpy(zero_copy_only=False)).tobytes())
-        column = column.drop_null()
-    kind = column.type
-    if types.is_boolean(kind) or types.is_integer(kind):
-        _absorb_integers(hasher, column)
-    elif types.is_floating(kind):
-        values: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype("<f8")
-        values[np.isnan(values)] = np.nan  # processors differ in the sign of the NaN they make
-        hasher.update(values)
-    elif types.is_string(kind):
-        _absorb_integers(hasher, compute().binary_length(column))
-        _, offsets_buffer, text = column.buffers()
-        if text is not None and len(column):
-            offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
-            hasher.update(memoryview(text)[int(offsets[0]) : int(offsets[-1])])
-    elif types.is_list(kind):
-        _absorb_integers(hasher, compute().list_value_length(column))
-        _absorb(hasher, column.flatten())
+def pieces(tables: Mapping[str, Table], name: str, columns: Sequence[str]) -> Iterator[Table]:
+    """Some columns of a table, its rows a piece at a time: a large table need not be in memory as a whole."""
+    if isinstance(tables, StoredTables):
+        yield from tables.pieces(name, columns)
     else:
-        raise TypeError(f"no canonical form for a column of type {kind}")
-
-
-def _absorb_integers(hasher: Any, column: Any) -> None:
-    hasher.update(np.ascontiguousarray(column.to_numpy(zero_copy_only=False).astype("<i8", copy=False)))
+        yield tables[name].select(columns)
 
 
 def integers(table: Table, column: str) -> NDArray[np.int64]:

@@ -67,9 +67,9 @@ class Tracker:
 
     def finish(self, tables: Mapping[str, Table], summary: Mapping[str, Any], failure: str = "") -> Run:
         """Write everything, mark the run DONE (or FAILED: `failure` says why), tell the sinks, hand the run back."""
-        kept, plain = dict(tables), finite(summary)
+        plain = finite(summary)
         state = "failed" if failure else "done"
-        run = Run(self.directory, plain, self._info.config, kept.__getitem__, state, failure)
+        run = Run(self.directory, plain, self._info.config, tables, state, failure)
         if self._files is not None:
             self._files.keep(tables, plain)
             if self._files.overview:

@@ -10,6 +10,7 @@ from mcjax.errors import RunError
 from mcjax.track.arrow import Table
 from mcjax.track.run_directory import RunDirectory
 from mcjax.track.sinks.base import RunInfo
+from mcjax.track.tables import StoredTables
 
 
 class Files:
@@ -36,8 +37,9 @@ class Files:
         """Nothing to do: the same figures are rows of samples.parquet."""
 
     def keep(self, tables: Mapping[str, Table], summary: Mapping[str, Any]) -> None:
-        """Write the tables and the summary; the marker stays RUNNING."""
-        self.opened.write_tables(tables)
+        """Write the tables, unless they are files already, and the summary; the marker stays RUNNING."""
+        if not isinstance(tables, StoredTables):
+            self.opened.write_tables(tables)
         self.opened.write_summary(summary)
 
     def finish(self, summary: Mapping[str, Any], directory: Path | None) -> None:
