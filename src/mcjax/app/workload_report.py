@@ -1,7 +1,8 @@
 """`mcjax workload NAME_OR_PATH [key=value ...]`: what a workload is made of, and how much hardware it keeps busy.
 
 NAME is an option of the group `workload`; a path is a trace file, whose format its first line tells, or a folder of
-ServeGen clients. `hardware=`, `model=` and `cost=` say of what the load is reckoned, as for a run.
+ServeGen clients or of Weka conversations. `hardware=`, `model=` and `cost=` say of what the load is reckoned, as for a
+run.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from mcjax.workload.files import find
 
 CSV_FORMATS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
 """Columns that tell one CSV format from the others."""
-JSON_FORMATS = {"bailian": ("hash_ids", "chat_id"), "mooncake": ("hash_ids", "timestamp"), "jsonl": ("arrival_s",)}
+JSON_FORMATS = {
+    "weka": ("requests", "block_size"),
+    "bailian": ("hash_ids", "chat_id"),
+    "mooncake": ("hash_ids", "timestamp"),
+    "jsonl": ("arrival_s",),
+}
 """Fields likewise; the first format whose fields are all there."""
-FIRST_LINE_BYTES = 1 << 20
+FIRST_LINE_BYTES = 1 << 28
+"""Of a conversation with all its block ids, a line can be long."""
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -81,14 +88,21 @@ def choice(word: str) -> list[str]:
     if "/" not in word and "." not in word and not Path(word).exists():
         raise ConfigError("workload", word, f"neither an option nor a file{close_to(word, names)}", names)
     source = "Or one of: " + ", ".join(names)
-    if Path(word).suffix == "":
-        return ["workload=servegen", f"workload.path='{_quoted(find(word, source, folder=True))}'"]
-    path = find(word, source)
+    path = find(word, source, folder=None)
     return [f"workload={format_of(path)}", f"workload.path='{_quoted(path)}'"]
 
 
 def format_of(path: Path) -> str:
-    """Which option reads this trace file. Raises `ConfigError` if none knows its first line."""
+    """Which option reads this trace. Raises `ConfigError` if none knows its first line, or what a folder holds."""
+    if path.is_dir():
+        if any(path.glob("chunk-*-trace.csv")):
+            return "servegen"
+        if any(path.glob("*.json")):
+            return "weka"
+        problem = "holds neither ServeGen clients (chunk-N-trace.csv) nor Weka conversations (.json)"
+        raise ConfigError("workload", path, problem)
+    if path.suffix == ".json":
+        return "weka"
     try:
         with path.open("rb") as file:
             line = next((line for line in iter(lambda: file.readline(FIRST_LINE_BYTES), b"") if line.strip()), b"")

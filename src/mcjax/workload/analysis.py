@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mcjax.cost.base import CostModel
 from mcjax.types import NS_PER_S, Request
-from mcjax.workload.base import Workload
+from mcjax.workload.base import Session, Workload
 from mcjax.workload.streams import whole
 
 DEFAULT_BLOCK_TOKENS = 32
@@ -25,9 +25,9 @@ Integers = NDArray[np.int64]
 class Played:
     """Every request of a workload in order of arrival, `[R]`; and every block reference in that order, `[B]`.
 
-    Later turns arrive their think time after the turn before: as if answers took no time. Blocks are dense numbers;
-    blocks of different tenants are never the same one. `block_tokens` counts the prompt tokens in each reference: below
-    the block size in a last, partial block.
+    Later turns arrive their think time after the turn before and its children: as if answers took no time. Blocks are
+    dense numbers; blocks of different tenants are never the same one. `block_tokens` counts the prompt tokens in each
+    reference: below the block size in a last, partial block.
     """
 
     sessions: int
@@ -112,12 +112,21 @@ def play(workload: Workload, block_tokens: int | None = None) -> Played:
     columns = _Columns(whole("block_tokens", size, 1))
     for session in workload.sessions():
         columns.starts.append(session.start_ns)
-        turn, time_ns = session.next_turn(None), 0
-        while turn is not None:
-            time_ns += turn.request.arrival_ns
-            columns.note(turn.request, time_ns, turn.script.output_tokens)
-            turn = session.next_turn(None)
+        _play(session, 0, columns)
     return columns.played()
+
+
+def _play(session: Session, from_ns: int, columns: _Columns) -> int:
+    """Note the requests of a session that starts at `from_ns` (a child) or in its own time (0); when it was over."""
+    turn, time_ns = session.next_turn(None), from_ns
+    while turn is not None:
+        time_ns += turn.request.arrival_ns
+        columns.note(turn.request, time_ns, turn.script.output_tokens)
+        for child in turn.background:
+            _play(child, time_ns, columns)
+        time_ns = max([time_ns, *(_play(child, time_ns, columns) for child in turn.children)])
+        turn = session.next_turn(None)
+    return time_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,17 @@ class OneTurn:
         return turn
 
 
+class Recorded:
+    """A session whose turns do not depend on the answers; each is made when it is asked for."""
+
+    def __init__(self, start_ns: int, turns: Iterator[Turn]):
+        self.start_ns = start_ns
+        self._turns = turns
+
+    def next_turn(self, answer: Tokens | None) -> Turn | None:
+        return next(self._turns, None)
+
+
 @dataclass(slots=True)
 class Lengths:
     """A trace in columns, one entry a row. `tenant` indexes `tenants`."""
