@@ -91,6 +91,7 @@ def test_explain_through_the_command_line(kept: Path, fresh: Fresh) -> None:
     [
         ('{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "mooncake"),
         ('{"chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "bailian"),
+        ('{"session_id": "s", "timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "aiperf"),
         ('{"id": "c", "block_size": 64, "requests": []}', "weka"),
         ('\n\n{"arrival_s": 0, "input_tokens": 5, "output_tokens": 1}', "jsonl"),
         ("\ufeffTIMESTAMP,ContextTokens,GeneratedTokens", "azure"),

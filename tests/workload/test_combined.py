@@ -207,7 +207,7 @@ def test_count_partial_rounds_a_mooncake_prompt_up(tmp_path: Path) -> None:
     assert [r.prompt_tokens for r in requests_of(Mooncake(str(path), count_partial=True))] == [1024]
 
 
-@pytest.mark.parametrize("option", "azure bailian burstgpt jsonl reblocked servegen slice weka".split())
+@pytest.mark.parametrize("option", "aiperf azure bailian burstgpt jsonl reblocked servegen slice weka".split())
 def test_options_lack_nothing_but_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MCJAX_TRACES", raising=False)

@@ -33,6 +33,7 @@ CSV_FORMATS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
 JSON_FORMATS = {
     "weka": ("requests", "block_size"),
     "bailian": ("hash_ids", "chat_id"),
+    "aiperf": ("session_id", "input_length"),
     "mooncake": ("hash_ids", "timestamp"),
     "jsonl": ("arrival_s",),
 }

@@ -14,6 +14,7 @@ from mcjax.errors import ConfigError, TraceError
 from mcjax.types import NS_PER_S
 
 MAX_TOKENS = 2**31 - 1
+NS_PER_MS = 1_000_000
 MAX_SECONDS = 2**62 // NS_PER_S
 
 
@@ -81,12 +82,20 @@ class JsonObject:
 
     def seconds_ns(self, name: str) -> int:
         """Seconds in the file, rounded to nanoseconds."""
+        return self._time_ns(name, NS_PER_S, "seconds")
+
+    def milliseconds_ns(self, name: str) -> int:
+        """Milliseconds in the file; fractions, which generated traces have, are rounded to nanoseconds."""
+        return self._time_ns(name, NS_PER_MS, "milliseconds")
+
+    def _time_ns(self, name: str, unit_ns: int, unit: str) -> int:
         value = self.value(name)
         if type(value) not in (int, float):
-            raise self.error(name, f"must be a number of seconds, not {shown(value)}")
-        if not 0 <= value <= MAX_SECONDS:  # also refuses NaN
-            raise self.error(name, f"must lie in 0 .. {MAX_SECONDS} s, not {shown(value)}")
-        return round(value * NS_PER_S)
+            raise self.error(name, f"must be a number of {unit}, not {shown(value)}")
+        most = MAX_SECONDS * NS_PER_S // unit_ns
+        if not 0 <= value <= most:  # also refuses NaN
+            raise self.error(name, f"must lie in 0 .. {most} {unit}, not {shown(value)}")
+        return round(value * unit_ns)
 
     def wholes(self, name: str, most: int) -> list[int]:
         """A list of whole numbers in `0 .. most`."""
