@@ -77,7 +77,7 @@ def report_of(config: DictConfig) -> tuple[Sequence[tuple[str, str]], Any]:
     workload = cast("Workload", workload_of(config))
     block_tokens = config.kvpool.block_tokens or workload.block_tokens or DEFAULT_BLOCK_TOKENS  # as a run has it
     rows, figure = report(workload, cost, block_tokens)
-    return [*rows, ("offered_load counts", f"instances of {model.name} on {hardware.name}")], figure
+    return [*rows, ("an instance is", f"{model.name} on {hardware.name}; model= and hardware= choose another")], figure
 
 
 def choice(word: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from math import fsum
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mcjax.cost.base import CostModel
 from mcjax.types import NS_PER_S, Request
 from mcjax.workload.base import Session, Workload
+from mcjax.workload.readable import rows
 from mcjax.workload.streams import whole
 
 DEFAULT_BLOCK_TOKENS = 32
@@ -287,28 +288,6 @@ def _cached_prefill_s(played: Played, cost: CostModel) -> float:
         reused = min(blocks * played.block_size, length - 1)  # the last prompt token is always computed
         total_ns += cost.prefill_ns(reused, length - reused)
     return total_ns / NS_PER_S
-
-
-def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts as lines of a two-column table."""
-    lines: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        if not isinstance(value, dict):
-            lines.append((name, shown(value)))
-            continue
-        inner = cast("dict[str, Any]", value)
-        if not any(isinstance(part, dict) for part in inner.values()):
-            lines.append((name, ", ".join(f"{key} {shown(part)}" for key, part in inner.items()) or "none"))
-        else:
-            lines += [(f"{name}: {key}", text) for key, text in rows(inner)]
-    return lines
-
-
-def shown(value: Any) -> str:
-    """A number as people read it."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def report(workload: Workload, cost: CostModel | None = None, block_tokens: int | None = None) -> tuple[Any, Any]:
