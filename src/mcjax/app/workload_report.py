@@ -23,7 +23,7 @@ from mcjax.app.command import MISTAKE, explain
 from mcjax.app.mistakes import close_to
 from mcjax.app.plugins import Plugins
 from mcjax.app.run import DEFAULT_BLOCK_TOKENS, compose, made, strategy_of, workload_of
-from mcjax.errors import ConfigError, UserError
+from mcjax.errors import ConfigError, TraceError, UserError
 from mcjax.workload import azure, burstgpt
 from mcjax.workload.base import Workload
 from mcjax.workload.files import find
@@ -106,9 +106,12 @@ def format_of(path: Path) -> str:
         return "weka"
     try:
         with path.open("rb") as file:
-            line = next((line for line in iter(lambda: file.readline(FIRST_LINE_BYTES), b"") if line.strip()), b"")
+            lines = enumerate(iter(lambda: file.readline(FIRST_LINE_BYTES), b""), start=1)
+            number, line = next((entry for entry in lines if entry[1].strip()), (0, b""))
     except OSError as problem:
         raise ConfigError("workload", path, f"cannot be read: {problem.strerror}") from problem
+    if not line:
+        raise ConfigError("workload", path, "is empty: a trace has a request a line")
     text = line.decode("utf-8-sig", errors="replace").strip()
     if text.startswith("{"):
         fields, formats = _fields(text), JSON_FORMATS
@@ -117,8 +120,14 @@ def format_of(path: Path) -> str:
     for name, needed in formats.items():
         if fields.issuperset(needed):
             return name
-    known = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in {**CSV_FORMATS, **JSON_FORMATS}.items())
-    raise ConfigError("workload", path, f"its first line is of no known format ({known}); workload.path= with a name")
+    like, needed = max(reversed(formats.items()), key=lambda entry: len(fields.intersection(entry[1])))
+    missing = [name for name in needed if name not in fields]
+    if len(missing) < len(needed):
+        problem = f"is missing in the first line, which is most like workload={like}: that needs {', '.join(needed)}"
+        raise TraceError(str(path), number, missing[0], problem)
+    names = ", ".join({**CSV_FORMATS, **JSON_FORMATS})
+    problem = f"its first line is of no known format ({names}); docs/workload.md says what each looks like"
+    raise ConfigError("workload", path, problem)
 
 
 def _fields(text: str) -> set[str]:

@@ -68,7 +68,8 @@ class JsonObject:
 
     def value(self, name: str) -> Any:
         if name not in self.fields:
-            raise self.error(name, "is missing")
+            there = ", ".join(self.fields) or "nothing"
+            raise self.error(name, f"is missing; there is {there if len(there) <= 100 else f'{there[:97]}...'}")
         return self.fields[name]
 
     def whole(self, name: str, least: int, most: int = MAX_TOKENS) -> int:
@@ -142,7 +143,8 @@ class JsonLine(JsonObject):
             raise self.error("line", "is nested too deeply") from None
         except json.JSONDecodeError as problem:
             self.number += problem.lineno - 1  # a file that is one object has it over many lines
-            raise self.error("line", f"is not JSON ({problem.msg} at column {problem.colno})") from None
+            wrong = f"is not JSON ({problem.msg} at column {problem.colno}); it must be one JSON object"
+            raise self.error("line", wrong) from None
         except ValueError as problem:  # bad UTF-8, a number with thousands of digits
             raise self.error("line", f"is not JSON ({problem})") from None
         if not isinstance(parsed, dict):
