@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mcjax.errors import TraceError
-from mcjax.types import NS_PER_S, Request, Script
-from mcjax.workload.arrivals import arrivals_ns
+from mcjax.types import Request
 from mcjax.workload.base import Turn
-from mcjax.workload.files import JsonLine, contents, find, json_lines
-from mcjax.workload.replay import Recorded, Replaying
-from mcjax.workload.streams import ARRIVALS, number, rate, stream, whole
+from mcjax.workload.files import JsonLine, json_lines, opened
+from mcjax.workload.replay import Pacing, Recorded, Replaying
 
 SOURCE = "`aiperf synthesize agentic-code` writes such files as dataset.jsonl; docs/workload.md has the format"
 MAX_ID = 2**63 - 1
@@ -126,18 +124,14 @@ class AIPerf:
         self.name = "aiperf"
         self.block_tokens: int | None = block_tokens
         self._replaying = Replaying(block_tokens, max_tokens, limit=limit)
-        self._seed = whole("seed", seed, 0)
-        self._rate_per_s = None if rate_per_s is None else rate("rate_per_s", rate_per_s)
-        self._max_think_ns = None if max_think_s is None else round(number("max_think_s", max_think_s, 0) * NS_PER_S)
-        found = find(path, SOURCE)
-        lines, sha256 = contents(found)
-        self._talks = parse_talks(lines, str(found), block_tokens, limit)
-        self._inputs = {str(found): sha256}
+        self._pacing = Pacing(seed, rate_per_s, max_think_s)
+        lines, file, self._inputs = opened(path, SOURCE)
+        self._talks = parse_talks(lines, file, block_tokens, limit)
 
     def reseeded(self, seed: int) -> Self:
         """The same sessions, started at other times."""
         other = copy.copy(self)
-        other._seed = seed
+        other._pacing = replace(self._pacing, seed=seed)
         return other
 
     @property
@@ -147,9 +141,7 @@ class AIPerf:
     def sessions(self) -> Iterator[Recorded]:
         """Sessions in order of arrival."""
         talks = self._talks
-        starts_ns = [talk.start_ns for talk in talks]
-        if self._rate_per_s is not None:
-            starts_ns = arrivals_ns(stream(self._seed, ARRIVALS), len(talks), self._rate_per_s).tolist()
+        starts_ns = self._pacing.starts_ns([talk.start_ns for talk in talks])
         first_ids, first_blocks = [0], [0]
         for talk in talks:
             tokens = sum(row.new_tokens + self._replaying.script(row.output_tokens).output_tokens for row in talk.rows)
@@ -168,12 +160,11 @@ class AIPerf:
         shared = tuple(2 * block for block in talk.shared)
         for index, row in enumerate(talk.rows):
             prompt_tokens += row.new_tokens
-            script: Script = self._replaying.script(row.output_tokens)
+            script = self._replaying.script(row.output_tokens)
             own = -(-prompt_tokens // size) - len(shared)
-            delay_ns = row.delay_ns if self._max_think_ns is None else min(row.delay_ns, self._max_think_ns)
             request = Request(
                 request_id=first_id + index,
-                arrival_ns=delay_ns if index else start_ns,
+                arrival_ns=self._pacing.pause_ns(row.delay_ns) if index else start_ns,
                 prompt_tokens=prompt_tokens,
                 max_tokens=self._replaying.max_tokens,
                 trace_ids=(*shared, *range(2 * first_block + 1, 2 * (first_block + own) + 1, 2)),

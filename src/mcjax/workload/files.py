@@ -46,6 +46,13 @@ def contents(path: Path, key: str = "workload.path") -> tuple[list[bytes], str]:
     return data.splitlines(), hashlib.sha256(data).hexdigest()
 
 
+def opened(path: str, source: str) -> tuple[list[bytes], str, dict[str, str]]:
+    """The lines of the file that `path` means, its name for errors, and its sha256 as `Workload.inputs` has it."""
+    found = find(path, source)
+    lines, sha256 = contents(found)
+    return lines, str(found), {str(found): sha256}
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: short."""
     if isinstance(value, int) and value.bit_length() > 128:

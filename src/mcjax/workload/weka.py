@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Self
 
-from mcjax.types import NS_PER_S, Request, Script
-from mcjax.workload.arrivals import arrivals_ns
+from mcjax.types import Request
 from mcjax.workload.base import Turn
 from mcjax.workload.files import find
-from mcjax.workload.replay import Recorded
-from mcjax.workload.streams import ARRIVALS, number, rate, stream, whole
-from mcjax.workload.weka_file import Agent, Call, read
+from mcjax.workload.replay import Pacing, Recorded, Replaying
+from mcjax.workload.streams import rate
+from mcjax.workload.weka_file import Agent, read
 
 SOURCE = (
     "The traces are in traces/ of callanjfox/kv-cache-tester, and in the data sets cc-traces-weka of semianalysisai; "
@@ -49,19 +49,15 @@ class Weka:
         limit: int | None = None,
     ):
         self.name = "weka"
-        self._seed = whole("seed", seed, 0)
-        self._rate_per_s = rate("rate_per_s", rate_per_s)
-        self._max_tokens = whole("max_tokens", max_tokens, 1)
-        self._max_think_ns = None if max_think_s is None else round(number("max_think_s", max_think_s, 0) * NS_PER_S)
-        if limit is not None:
-            whole("limit", limit, 1)
+        self._pacing = Pacing(seed, rate("rate_per_s", rate_per_s), max_think_s)
+        self._replaying = Replaying(max_tokens=max_tokens, limit=limit)
         self._corpus, self._inputs = read(find(path, SOURCE, folder=None), limit)
         self.block_tokens: int | None = self._corpus.block_tokens
 
     def reseeded(self, seed: int) -> Self:
         """The same conversations, started at other times."""
         other = copy.copy(self)
-        other._seed = seed
+        other._pacing = replace(self._pacing, seed=seed)
         return other
 
     @property
@@ -71,9 +67,8 @@ class Weka:
     def sessions(self) -> Iterator[Recorded]:
         """Conversations in the order of the files."""
         agents = self._corpus.agents
-        starts_ns = arrivals_ns(stream(self._seed, ARRIVALS), len(agents), self._rate_per_s)
         first_id = 0
-        for start_ns, agent in zip(starts_ns.tolist(), agents, strict=True):
+        for start_ns, agent in zip(self._pacing.starts_ns([0] * len(agents)), agents, strict=True):
             yield Recorded(start_ns, self._turns(agent, agent.name, first_id, start_ns, None))
             first_id += _size(agent)
 
@@ -86,9 +81,9 @@ class Weka:
         for number_, call in enumerate(agent.calls):
             request = Request(
                 request_id=request_id,
-                arrival_ns=start_ns if number_ == 0 else self._pause_ns(call),
+                arrival_ns=start_ns if number_ == 0 else self._pacing.pause_ns(call.think_ns),
                 prompt_tokens=call.input_tokens,
-                max_tokens=self._max_tokens,
+                max_tokens=self._replaying.max_tokens,
                 trace_ids=self._corpus.block_ids(call),
                 trace_block_tokens=self._corpus.block_tokens,
                 session=session,
@@ -98,17 +93,14 @@ class Weka:
             parent, child_id = request_id, request_id + 1
             sessions: list[Recorded] = []
             for child in [*call.children, *call.background]:
-                pause_ns = self._pause_ns(child.calls[0])
+                pause_ns = self._pacing.pause_ns(child.calls[0].think_ns)
                 name = f"{session}/{child.name}"
                 sessions.append(Recorded(pause_ns, self._turns(child, name, child_id, pause_ns, request_id)))
                 child_id += _size(child)
             awaited = len(call.children)
-            script = Script(max(1, min(call.output_tokens, self._max_tokens)))
+            script = self._replaying.script(call.output_tokens)
             yield Turn(request, script, tuple(sessions[:awaited]), tuple(sessions[awaited:]))
             request_id = child_id
-
-    def _pause_ns(self, call: Call) -> int:
-        return call.think_ns if self._max_think_ns is None else min(call.think_ns, self._max_think_ns)
 
 
 def _size(agent: Agent) -> int:
