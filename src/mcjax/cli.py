@@ -27,7 +27,8 @@ Policies   sched/prefill=random|round_robin|least_loaded|cache_aware|kvcache_cen
            sched/batching=prefill_first|chunked      sched/admission=none|early_rejection
            sched/decode, sched/fetch, sched/tenancy, sched/roles, kvpool/eviction, kvpool/watermark
 Traffic    workload=chat|synthetic    slo=relative|paper|none
-           workload=mooncake|azure|servegen|burstgpt|bailian|jsonl (workload.path=FILE), slice, superposed, reblocked
+           workload=mooncake|azure|servegen|burstgpt|bailian|jsonl|weka|aiperf (workload.path=FILE)
+           workload=slice|superposed|reblocked (made of others)
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
            model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline|table|aiconfigurator
 Tracking   track=files|wandb|none

@@ -31,7 +31,7 @@ NEED_MORE = {
     "cost/aiconfigurator",
     *(
         f"workload/{name}"
-        for name in "mooncake azure bailian burstgpt jsonl reblocked servegen slice superposed".split()
+        for name in "mooncake azure weka aiperf bailian burstgpt jsonl reblocked servegen slice superposed".split()
     ),
 }
 """Options that name a file, an inner workload or a package; their own tests make them."""

@@ -91,6 +91,8 @@ def test_explain_through_the_command_line(kept: Path, fresh: Fresh) -> None:
     [
         ('{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "mooncake"),
         ('{"chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "bailian"),
+        ('{"session_id": "s", "timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "aiperf"),
+        ('{"id": "c", "block_size": 64, "requests": []}', "weka"),
         ('\n\n{"arrival_s": 0, "input_tokens": 5, "output_tokens": 1}', "jsonl"),
         ("\ufeffTIMESTAMP,ContextTokens,GeneratedTokens", "azure"),
         ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "burstgpt"),
@@ -104,7 +106,7 @@ def test_a_trace_is_known_by_its_first_line(line: str, option: str, tmp_path: Pa
     assert config.workload.path == str(path)
 
 
-@pytest.mark.parametrize("text", ["", "a,b,c\n", '{"time": 1}\n', "{broken\n", "[1]\n"])
+@pytest.mark.parametrize("text", ["a,b,c\n", '{"time": 1}\n', "{broken\n", "[1]\n", "\0\1\n"])
 def test_an_unknown_format_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text(text)
@@ -123,6 +125,76 @@ def test_workload_by_path_and_by_name(trace: Path, place: Path, capsys: pytest.C
     named = call(workload_report.command, capsys, "synthetic", "workload.sessions=5", "--plot", "other.svg", *machine)
     assert named.status == 0, named.err
     assert (place / "other.svg").exists()
+
+
+ROW = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n'
+MISTAKES = [
+    ("t.jsonl", "", "workload={path}: is empty: a trace has a request a line"),
+    ("t.jsonl", "\n \n", "workload={path}: is empty: a trace has a request a line"),
+    ("t.jsonl", "garbage\n", "workload={path}: its first line is of no known format (azure, "),
+    (
+        "t.jsonl",
+        ROW + "garbage\n",
+        "{path}, line 2, field 'line': is not JSON (Expecting value at column 1); it must be",
+    ),
+    (
+        "t.jsonl",
+        ROW + ROW.replace("input_length", "input_lenght"),
+        "{path}, line 2, field 'input_length': is missing; there is timestamp, input_lenght, output_length, hash_ids",
+    ),
+    (
+        "t.jsonl",
+        "\n" + ROW.replace("hash_ids", "ids"),
+        "{path}, line 2, field 'hash_ids': is missing in the first line, which is most like workload=mooncake: that",
+    ),
+    (
+        "t.csv",
+        "TIMESTAMP,ContextTokens,Generated\n",
+        "{path}, line 1, field 'GeneratedTokens': is missing in the first line, which is most like workload=azure: ",
+    ),
+    (
+        "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,6\n!!\n",
+        "{path}, line 3, field 'line': has 1 fields, not 3",
+    ),
+    (
+        "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,six\n",
+        "{path}, line 2, field 'GeneratedTokens': must be a whole number, not 'six'",
+    ),
+    ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "{path}, line 1, field 'TIMESTAMP': the file holds no rows"),
+    (
+        "t.json",
+        '{"block_size": 4,\n"requests": [',
+        "{path}, line 2, field 'line': is not JSON (Expecting value at column 14)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "told"), MISTAKES)
+def test_workload_tells_a_mistake_in_a_file_in_one_line(
+    name: str, text: str, told: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = place / name
+    path.write_text(text)
+    answer = call(workload_report.command, capsys, str(path))
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("mcjax: " + told.format(path=path))
+    assert answer.err.count("\n") == 1
+    assert not (place / "workload.png").exists()
+
+
+def test_workload_tells_what_a_folder_lacks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "folder").mkdir()
+    answer = call(workload_report.command, capsys, "folder")
+    assert answer.status == 2
+    assert "holds neither ServeGen clients (chunk-N-trace.csv) nor Weka conversations (.json)" in answer.err
+    (place / "folder" / "a.json").write_text(
+        '{"block_size": 4, "requests": [{"type": "n", "t": 0, "in": 8, "out": 1}]}'
+    )
+    answer = call(workload_report.command, capsys, "folder")
+    assert answer.status == 0, answer.err
+    assert "weka" in answer.out.splitlines()[0]
 
 
 def test_workload_refuses_in_words(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

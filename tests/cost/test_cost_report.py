@@ -1,4 +1,4 @@
-"""The shipped constants against the published points they come from, and docs/cost.md against the report command."""
+"""The shipped constants against the published points they come from, and the docs page against the report command."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_fit_never_goes_negative() -> None:
 
 
 def test_docs_hold_the_report() -> None:
-    docs = Path(__file__).parents[2] / "docs" / "cost.md"
+    docs = Path(__file__).parents[2] / "docs" / "cost-models.md"
     assert report.render() in docs.read_text(encoding="utf-8"), "run `python -m mcjax.cost.report` and paste its output"
 
 

@@ -112,3 +112,62 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "line 3, field 'length_tokens'" in capsys.readouterr().err
     assert command([str(tmp_path / "nowhere.csv")]) == 2
     assert command([str(source), str(tmp_path / "out.json")]) == 2
+
+
+HEADER = "kind,start_tokens,length_tokens,batch,context_tokens,seconds\n"
+MISTAKES = [
+    (b"", "measurements={path}: holds no rows; it needs a header, kind,start_tokens,"),
+    (HEADER.encode(), "measurements={path}: holds no rows; it needs a header, kind,start_tokens,"),
+    (
+        b"kind,start_tokens,length_tokens,batch,context_tokens,secs\n",
+        "{path}, line 1, field 'seconds': the column is missing in the header 'kind,start_tokens,length_tokens,batch,",
+    ),
+    (
+        b"# mine\n" + HEADER.encode().replace(b"seconds", b"seconds,note"),
+        "{path}, line 2, field 'note': is no column of",
+    ),
+    (
+        HEADER.encode() + b"prefill,0,9,,,1\n!!garbage\n",
+        "{path}, line 3, field 'start_tokens': the line has 1 values, the",
+    ),
+    (
+        HEADER.encode() + b"prefill,0,9,,,1\n\xff\xfe\n",
+        "{path}, line 3, field 'line': is not text in UTF-8 (byte 0xff)",
+    ),
+    (HEADER.encode() + b"prefill,0,9,,,fast\n", "{path}, line 2, field 'seconds': 'fast' must be a number above 0"),
+    (HEADER.encode() + b"prefil,0,9,,,1\n", "{path}, line 2, field 'kind': 'prefil' is none of prefill, decode, mixed"),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), MISTAKES)
+def test_a_mistake_in_the_file_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, told: str
+) -> None:
+    source = tmp_path / "steps.csv"
+    source.write_bytes(data)
+    assert command([str(source)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("mcjax: " + told.format(path=source))
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nowhere.csv", "no such file; docs/cost-models.md says what it must hold"),
+        ("folder.csv", "cannot be read (Is a directory)"),
+        ("text.parquet", "is no Parquet file ("),
+        ("steps.txt", "must be a .csv or a .parquet file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "text.parquet").write_text("hello")
+    assert command([str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"mcjax: measurements={tmp_path / name}: {told}")
+    assert error.count("\n") == 1

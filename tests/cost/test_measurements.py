@@ -81,7 +81,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         with pytest.raises(ConfigError, match=problem):
             read(str(tmp_path / name))
-    with pytest.raises(ConfigError, match="No such file"):
-        read(str(tmp_path / "nowhere.csv"))
-    with pytest.raises(ConfigError, match=r"cannot be read|No such file"):
-        read(str(tmp_path / "nowhere.parquet"))
+    for name in ("nowhere.csv", "nowhere.parquet"):
+        with pytest.raises(ConfigError, match="no such file"):
+            read(str(tmp_path / name))

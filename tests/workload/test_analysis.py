@@ -17,6 +17,7 @@ from mcjax.workload.analysis import describe, lru_hit, play, report, reuse
 from mcjax.workload.azure import Azure
 from mcjax.workload.base import Turn
 from mcjax.workload.mooncake import Mooncake
+from mcjax.workload.readable import shown
 from mcjax.workload.replay import OneTurn
 from mcjax.workload.synthetic import Synthetic
 
@@ -170,5 +171,16 @@ def test_report_is_rows_and_a_figure(tmp_path: Path, prompts: list[tuple[str, tu
     assert dict(rows)["requests"] == str(len(prompts))
     assert all(isinstance(cell, str) for row in rows for cell in row)
     assert len({row[0] for row in rows}) == len(rows)
+    assert not any("_" in cell for row in rows for cell in row), "words, not names of fields"
     figure.savefig(tmp_path / "w.png")
     assert (tmp_path / "w.png").stat().st_size > 10_000
+
+
+def test_a_readable_row_has_its_unit() -> None:
+    rows = dict(report(Chains([("a", (0, 1)), ("a", (0, 2)), ("b", (0,))]), fitted())[0])
+    assert rows["block size"] == "4 tokens"
+    assert rows["full blocks in prompts"] == "5 (4 different)"
+    assert rows["an infinite cache has"].startswith("20.0 % of them and ")
+    assert rows["different blocks in between"] == "mean 1, p50 1, p90 1, p99 1, max 1 blocks"
+    assert rows["from first to last arrival"] == "2 s"
+    assert shown(float("nan")) == "unknown"

@@ -207,12 +207,61 @@ def test_count_partial_rounds_a_mooncake_prompt_up(tmp_path: Path) -> None:
     assert [r.prompt_tokens for r in requests_of(Mooncake(str(path), count_partial=True))] == [1024]
 
 
-@pytest.mark.parametrize("option", "azure bailian burstgpt jsonl reblocked servegen slice".split())
+@pytest.mark.parametrize("option", "aiperf azure bailian burstgpt jsonl reblocked servegen slice weka".split())
 def test_options_lack_nothing_but_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MCJAX_TRACES", raising=False)
     with pytest.raises(ConfigError, match=r"workload\.path=.*no such (file|folder)"):
         workload_of(compose([f"workload={option}"]))
+
+
+def starts_of(*overrides: str) -> list[int]:
+    return [session.start_ns for session in workload_of(compose(overrides)).sessions()]
+
+
+def test_inner_workloads_play_on_the_stream_of_the_run() -> None:
+    """Neither on the run's root seed nor on one that stands in the config: as the same workload would alone."""
+    alone = starts_of("workload=synthetic", "workload.sessions=5", "seed=4")
+    inner = ("workload@workload.of=synthetic", "workload.of.sessions=5", "seed=4")
+    for wrapper in ("slice", "reblocked"):
+        assert starts_of(f"workload={wrapper}", *inner) == alone
+        assert starts_of(f"workload={wrapper}", *inner, "workload.of.seed=99") == alone
+        assert starts_of(f"workload={wrapper}", *inner[:-1], "seed=5") != alone
+    nested = ("workload=slice", "workload@workload.of=reblocked", "workload@workload.of.of=synthetic")
+    assert starts_of(*nested, "workload.of.of.sessions=5", "seed=4") == alone
+
+
+def test_parts_play_on_streams_of_their_own_whether_or_not_they_can_be_reseeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_traffic.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = "{_target_: own_traffic.Own, seed: 1}"
+    parts = f"parts={{a: {own}, b: {own}, c: {{_target_: mcjax.workload.slice.Slice, of: {own}}}}}"
+    both = workload_of(compose(["workload=superposed", f"+workload.{parts}", "seed=4"]))
+    again = workload_of(compose(["workload=superposed", f"+workload.{parts}", "seed=4"]))
+    requests = requests_of(both)
+    assert len({request.max_tokens for request in requests}) == 3, "each was made with another seed"
+    assert [request.max_tokens for request in requests] == [request.max_tokens for request in requests_of(again)]
+
+
+OWN = """
+from mcjax.types import Request, Script
+from mcjax.workload.base import Turn
+from mcjax.workload.replay import OneTurn
+
+class Own:
+    name, block_tokens = "own", 4
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def sessions(self):
+        yield OneTurn(Turn(Request(0, 0, 4, self.seed, trace_ids=(0,), trace_block_tokens=4), Script(1)))
+
+    def inputs(self):
+        return {}
+"""
 
 
 def test_hydra_makes_them(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def _quoted(text: str) -> str:
 def command(arguments: Sequence[str]) -> int:
     """`mcjax fit`; exit status 0 when the file is written, 2 when the measurements cannot be used."""
     parser = argparse.ArgumentParser("mcjax fit", description=__doc__)
-    parser.add_argument("measurements", help="a .csv or .parquet file of steps; docs/cost.md has its columns")
+    parser.add_argument("measurements", help="a .csv or .parquet file of steps; docs/cost-models.md has its columns")
     parser.add_argument("out", nargs="?", help="the YAML to write; by default beside the measurements")
     parser.add_argument("--name", default="fitted", help="how messages call the cost model")
     parser.add_argument("--hardware", default="", help="the hardware measured, as hardware= calls it")

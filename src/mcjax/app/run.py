@@ -27,7 +27,7 @@ from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
 from mcjax.app.runner import Performance, Rehearsal, Result, read_changes
-from mcjax.app.streams import Stream, generator, seed_of
+from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.verify import SamePrompts, prove
 from mcjax.backends.base import World, WorldInputs
 from mcjax.engine.cluster import Policies, Timing
@@ -253,10 +253,9 @@ def policies_of(config: DictConfig, plugins: Plugins) -> Policies:
 
 
 def workload_of(config: DictConfig) -> Any:
-    """The workload that the config names, on the `workload` stream of the run's seed."""
+    """The workload that the config names, and those that it is made of, on the `workload` stream of the run's seed."""
     section = copy.deepcopy(config.workload)
-    if "seed" in section:
-        section.seed = seed_of(config.seed, Stream.WORKLOAD)
+    seed_workload(section, seed_of(config.seed, Stream.WORKLOAD))
     return fit("workload", made(config, "workload", section), "workload")
 
 

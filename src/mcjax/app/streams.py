@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from mcjax.workload.superposed import part_seed
 
 
 class Stream(enum.IntEnum):
@@ -23,3 +26,25 @@ def generator(seed: int, stream: Stream) -> np.random.Generator:
 def seed_of(seed: int, stream: Stream) -> int:
     """One number drawn from a stream, for whoever seeds generators of its own."""
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def seed_workload(section: DictConfig, seed: int) -> None:
+    """Give `seed` to a workload's config and to the one inside it; of several under names, each gets another seed."""
+    if "seed" in section:
+        section.seed = seed
+    for inner in _sections(section).values():
+        if "_target_" in inner:
+            seed_workload(inner, seed)
+        else:
+            for name, part in _sections(inner).items():
+                if "_target_" in part:
+                    seed_workload(part, part_seed(seed, name))
+
+
+def _sections(section: DictConfig) -> dict[str, DictConfig]:
+    """The values that are mappings of the section's own, by name."""
+    names = [str(key) for key in section]
+    own = [
+        name for name in names if not (OmegaConf.is_missing(section, name) or OmegaConf.is_interpolation(section, name))
+    ]
+    return {name: section[name] for name in own if isinstance(section[name], DictConfig)}

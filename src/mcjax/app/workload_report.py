@@ -1,7 +1,8 @@
 """`mcjax workload NAME_OR_PATH [key=value ...]`: what a workload is made of, and how much hardware it keeps busy.
 
 NAME is an option of the group `workload`; a path is a trace file, whose format its first line tells, or a folder of
-ServeGen clients. `hardware=`, `model=` and `cost=` say of what the load is reckoned, as for a run.
+ServeGen clients or of Weka conversations. `hardware=`, `model=` and `cost=` say of what the load is reckoned, as for a
+run.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ from mcjax.app.command import MISTAKE, explain
 from mcjax.app.mistakes import close_to
 from mcjax.app.plugins import Plugins
 from mcjax.app.run import DEFAULT_BLOCK_TOKENS, compose, made, strategy_of, workload_of
-from mcjax.errors import ConfigError, UserError
+from mcjax.errors import ConfigError, TraceError, UserError
 from mcjax.workload import azure, burstgpt
 from mcjax.workload.base import Workload
 from mcjax.workload.files import find
 
 CSV_FORMATS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
 """Columns that tell one CSV format from the others."""
-JSON_FORMATS = {"bailian": ("hash_ids", "chat_id"), "mooncake": ("hash_ids", "timestamp"), "jsonl": ("arrival_s",)}
+JSON_FORMATS = {
+    "weka": ("requests", "block_size"),
+    "bailian": ("hash_ids", "chat_id"),
+    "aiperf": ("session_id", "input_length"),
+    "mooncake": ("hash_ids", "timestamp"),
+    "jsonl": ("arrival_s",),
+}
 """Fields likewise; the first format whose fields are all there."""
-FIRST_LINE_BYTES = 1 << 20
+FIRST_LINE_BYTES = 1 << 28
+"""Of a conversation with all its block ids, a line can be long."""
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -69,7 +77,7 @@ def report_of(config: DictConfig) -> tuple[Sequence[tuple[str, str]], Any]:
     workload = cast("Workload", workload_of(config))
     block_tokens = config.kvpool.block_tokens or workload.block_tokens or DEFAULT_BLOCK_TOKENS  # as a run has it
     rows, figure = report(workload, cost, block_tokens)
-    return [*rows, ("offered_load counts", f"instances of {model.name} on {hardware.name}")], figure
+    return [*rows, ("an instance is", f"{model.name} on {hardware.name}; model= and hardware= choose another")], figure
 
 
 def choice(word: str) -> list[str]:
@@ -81,19 +89,29 @@ def choice(word: str) -> list[str]:
     if "/" not in word and "." not in word and not Path(word).exists():
         raise ConfigError("workload", word, f"neither an option nor a file{close_to(word, names)}", names)
     source = "Or one of: " + ", ".join(names)
-    if Path(word).suffix == "":
-        return ["workload=servegen", f"workload.path='{_quoted(find(word, source, folder=True))}'"]
-    path = find(word, source)
+    path = find(word, source, folder=None)
     return [f"workload={format_of(path)}", f"workload.path='{_quoted(path)}'"]
 
 
 def format_of(path: Path) -> str:
-    """Which option reads this trace file. Raises `ConfigError` if none knows its first line."""
+    """Which option reads this trace. Raises `ConfigError` if none knows its first line, or what a folder holds."""
+    if path.is_dir():
+        if any(path.glob("chunk-*-trace.csv")):
+            return "servegen"
+        if any(path.glob("*.json")):
+            return "weka"
+        problem = "holds neither ServeGen clients (chunk-N-trace.csv) nor Weka conversations (.json)"
+        raise ConfigError("workload", path, problem)
+    if path.suffix == ".json":
+        return "weka"
     try:
         with path.open("rb") as file:
-            line = next((line for line in iter(lambda: file.readline(FIRST_LINE_BYTES), b"") if line.strip()), b"")
+            lines = enumerate(iter(lambda: file.readline(FIRST_LINE_BYTES), b""), start=1)
+            number, line = next((entry for entry in lines if entry[1].strip()), (0, b""))
     except OSError as problem:
         raise ConfigError("workload", path, f"cannot be read: {problem.strerror}") from problem
+    if not line:
+        raise ConfigError("workload", path, "is empty: a trace has a request a line")
     text = line.decode("utf-8-sig", errors="replace").strip()
     if text.startswith("{"):
         fields, formats = _fields(text), JSON_FORMATS
@@ -102,8 +120,14 @@ def format_of(path: Path) -> str:
     for name, needed in formats.items():
         if fields.issuperset(needed):
             return name
-    known = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in {**CSV_FORMATS, **JSON_FORMATS}.items())
-    raise ConfigError("workload", path, f"its first line is of no known format ({known}); workload.path= with a name")
+    like, needed = max(reversed(formats.items()), key=lambda entry: len(fields.intersection(entry[1])))
+    missing = [name for name in needed if name not in fields]
+    if len(missing) < len(needed):
+        problem = f"is missing in the first line, which is most like workload={like}: that needs {', '.join(needed)}"
+        raise TraceError(str(path), number, missing[0], problem)
+    names = ", ".join({**CSV_FORMATS, **JSON_FORMATS})
+    problem = f"its first line is of no known format ({names}); docs/workload.md says what each looks like"
+    raise ConfigError("workload", path, problem)
 
 
 def _fields(text: str) -> set[str]:

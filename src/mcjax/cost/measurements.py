@@ -17,6 +17,7 @@ Columns, in any order, of a CSV file (lines that start with `#` are comments) or
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,10 +61,13 @@ def read(path: str) -> list[Measurement]:
         raise ConfigError("measurements", path, "must be a .csv or a .parquet file")
     try:
         lines = list(_csv_lines(file) if file.suffix == ".csv" else _parquet_lines(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError("measurements", path, f"cannot be read ({error})") from None
+    except FileNotFoundError:
+        raise ConfigError("measurements", path, "no such file; docs/cost-models.md says what it must hold") from None
+    except OSError as error:
+        raise ConfigError("measurements", path, f"cannot be read ({error.strerror or error})") from None
     if not lines:
-        raise ConfigError("measurements", path, "holds no rows")
+        problem = f"holds no rows; it needs a header, {','.join(COLUMNS)}, and a row for each measured step"
+        raise ConfigError("measurements", path, problem)
     return [_measurement(path, line, row) for line, row in lines]
 
 
@@ -78,9 +82,15 @@ def write_csv(path: str, rows: Iterable[Measurement], comment: str) -> None:
 
 def _csv_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(line number, row by column) of each line with something in it."""
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problem = f"is not text in UTF-8 (byte {error.object[error.start]:#x})"
+        raise TraceError(str(file), data.count(b"\n", 0, error.start) + 1, "line", problem) from None
     header: list[str] = []
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        reader = csv.reader(opened)
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
         for cells in reader:
             if not any(cells) or cells[0].startswith("#"):
                 continue
@@ -93,6 +103,8 @@ def _csv_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 raise TraceError(str(file), reader.line_num, header[min(len(cells), len(header) - 1)], problem)
             else:
                 yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise TraceError(str(file), reader.line_num, "line", f"is not CSV ({error})") from None
 
 
 def _parquet_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -109,7 +121,9 @@ def _check_columns(path: str, line: int, found: list[str]) -> None:
     for column in COLUMNS:
         if found.count(column) != 1:
             problem = "is missing" if column not in found else "appears twice"
-            raise TraceError(path, line, column, f"the column {problem}; the columns are {', '.join(COLUMNS)}")
+            there = ",".join(found)
+            problem = f"the column {problem} in the header {there[:80]!r}; the columns are {', '.join(COLUMNS)}"
+            raise TraceError(path, line, column, problem)
     for column in found:
         if column not in COLUMNS:
             raise TraceError(path, line, column, f"is no column of this file; they are {', '.join(COLUMNS)}")

@@ -27,8 +27,8 @@ class Roofline:
 
     A decode step is max(bytes / bandwidth, FLOPs / rate) + all-reduces + overheads.
 
-    The defaults were fitted to aiconfigurator's tables of H100 and H200 and hold within 7 % there (docs/cost.md);
-    nothing was fitted for TPUs. All sums are integer femtoseconds.
+    The defaults were fitted to aiconfigurator's tables of H100 and H200 and hold within 7 % there; nothing was fitted
+    for TPUs (docs/cost-models.md). All sums are integer femtoseconds.
     """
 
     model: ModelShape

@@ -5,14 +5,15 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from math import fsum
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.cost.base import CostModel
 from mcjax.types import NS_PER_S, Request
-from mcjax.workload.base import Workload
+from mcjax.workload.base import Session, Workload
+from mcjax.workload.readable import rows
 from mcjax.workload.streams import whole
 
 DEFAULT_BLOCK_TOKENS = 32
@@ -25,9 +26,9 @@ Integers = NDArray[np.int64]
 class Played:
     """Every request of a workload in order of arrival, `[R]`; and every block reference in that order, `[B]`.
 
-    Later turns arrive their think time after the turn before: as if answers took no time. Blocks are dense numbers;
-    blocks of different tenants are never the same one. `block_tokens` counts the prompt tokens in each reference: below
-    the block size in a last, partial block.
+    Later turns arrive their think time after the turn before and its children: as if answers took no time. Blocks are
+    dense numbers; blocks of different tenants are never the same one. `block_tokens` counts the prompt tokens in each
+    reference: below the block size in a last, partial block.
     """
 
     sessions: int
@@ -112,12 +113,21 @@ def play(workload: Workload, block_tokens: int | None = None) -> Played:
     columns = _Columns(whole("block_tokens", size, 1))
     for session in workload.sessions():
         columns.starts.append(session.start_ns)
-        turn, time_ns = session.next_turn(None), 0
-        while turn is not None:
-            time_ns += turn.request.arrival_ns
-            columns.note(turn.request, time_ns, turn.script.output_tokens)
-            turn = session.next_turn(None)
+        _play(session, 0, columns)
     return columns.played()
+
+
+def _play(session: Session, from_ns: int, columns: _Columns) -> int:
+    """Note the requests of a session that starts at `from_ns` (a child) or in its own time (0); when it was over."""
+    turn, time_ns = session.next_turn(None), from_ns
+    while turn is not None:
+        time_ns += turn.request.arrival_ns
+        columns.note(turn.request, time_ns, turn.script.output_tokens)
+        for child in turn.background:
+            _play(child, time_ns, columns)
+        time_ns = max([time_ns, *(_play(child, time_ns, columns) for child in turn.children)])
+        turn = session.next_turn(None)
+    return time_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,28 +288,6 @@ def _cached_prefill_s(played: Played, cost: CostModel) -> float:
         reused = min(blocks * played.block_size, length - 1)  # the last prompt token is always computed
         total_ns += cost.prefill_ns(reused, length - reused)
     return total_ns / NS_PER_S
-
-
-def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts as lines of a two-column table."""
-    lines: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        if not isinstance(value, dict):
-            lines.append((name, shown(value)))
-            continue
-        inner = cast("dict[str, Any]", value)
-        if not any(isinstance(part, dict) for part in inner.values()):
-            lines.append((name, ", ".join(f"{key} {shown(part)}" for key, part in inner.items()) or "none"))
-        else:
-            lines += [(f"{name}: {key}", text) for key, text in rows(inner)]
-    return lines
-
-
-def shown(value: Any) -> str:
-    """A number as people read it."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def report(workload: Workload, cost: CostModel | None = None, block_tokens: int | None = None) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from mcjax.errors import TraceError
 from mcjax.types import NS_PER_S
-from mcjax.workload.files import CsvLine, contents, csv_lines, find
+from mcjax.workload.files import CsvLine, csv_lines, opened
 from mcjax.workload.replay import Lengths, PrivateReplay, Replaying
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -70,6 +70,5 @@ class Azure(PrivateReplay):
         limit: int | None = None,
     ):
         replaying = Replaying(block_tokens, max_tokens, rate_scale, limit)
-        found = find(path, SOURCE)
-        lines, sha256 = contents(found)
-        super().__init__("azure", parse_rows(lines, str(found), limit), replaying, {str(found): sha256})
+        lines, file, inputs = opened(path, SOURCE)
+        super().__init__("azure", parse_rows(lines, file, limit), replaying, inputs)

@@ -11,7 +11,7 @@ import numpy as np
 from mcjax.errors import TraceError
 from mcjax.types import Request
 from mcjax.workload.base import Turn
-from mcjax.workload.files import JsonLine, contents, find, json_lines
+from mcjax.workload.files import JsonLine, json_lines, opened
 from mcjax.workload.replay import Lengths, OneTurn, Replaying
 
 SOURCE = "The traces are in alibaba-edu/qwen-bailian-usagetraces-anon (Apache-2.0; Git LFS files)"
@@ -106,12 +106,10 @@ class Bailian:
         limit: int | None = None,
     ):
         self._replaying = Replaying(block_tokens, max_tokens, rate_scale, limit)
-        found = find(path, SOURCE)
-        lines, sha256 = contents(found)
+        lines, file, self._inputs = opened(path, SOURCE)
         self.name = "bailian"
         self.block_tokens: int | None = block_tokens
-        self._chats = parse_rows(lines, str(found), block_tokens, limit)
-        self._inputs = {str(found): sha256}
+        self._chats = parse_rows(lines, file, block_tokens, limit)
         self._replaying.check_last(max(self._chats.lengths.arrival_ns))
 
     @property

@@ -13,18 +13,24 @@ from mcjax.types import Request, Script, Tokens
 class Turn:
     """What a session sends next: the request, and (hidden from everyone else) what a simulated model would answer.
 
-    `request.arrival_ns` is absolute for a first turn; for later turns it is the think time after the last one
-    completed.
+    `request.arrival_ns` is the session's `start_ns` for a first turn; for later turns it is the think time after the
+    last one completed and its `children` ended.
     """
 
     request: Request
     script: Script
+    children: tuple[Session, ...] = ()
+    """Sessions that the answer starts, side by side. The next turn goes out only when all have ended, and none does if
+    one of them did not play to its end."""
+    background: tuple[Session, ...] = ()
+    """Sessions that the answer starts and that no turn waits for."""
 
 
 class Session(Protocol):
     """A conversation. Turns are asked for one at a time; a closed-loop session needs the answer to the last one."""
 
     start_ns: int
+    """When the first turn is due: in the run's time; of a child, since the turn that starts it completed."""
 
     def next_turn(self, answer: Tokens | None) -> Turn | None:
         """The next turn, or None at the end. `answer` is what the last turn produced (`[T]`; None: use the script)."""

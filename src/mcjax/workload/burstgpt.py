@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mcjax.errors import ConfigError, TraceError
 from mcjax.types import NS_PER_S
-from mcjax.workload.files import MAX_SECONDS, contents, csv_lines, find
+from mcjax.workload.files import MAX_SECONDS, csv_lines, opened
 from mcjax.workload.replay import Lengths, PrivateReplay, Replaying
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
@@ -69,7 +69,6 @@ class BurstGPT(PrivateReplay):
             if value is not None and not value.strip():
                 raise ConfigError(f"workload.{key}", value, "give a name as the file has it, or null for all")
         replaying = Replaying(block_tokens, max_tokens, rate_scale, limit)
-        found = find(path, SOURCE)
-        lines, sha256 = contents(found)
-        rows = parse_rows(lines, str(found), limit, keep_failed, model, log_type)
-        super().__init__("burstgpt", rows, replaying, {str(found): sha256})
+        lines, file, inputs = opened(path, SOURCE)
+        rows = parse_rows(lines, file, limit, keep_failed, model, log_type)
+        super().__init__("burstgpt", rows, replaying, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -47,39 +48,60 @@ class ScriptBook:
 async def drive(workload: Workload, submit: Callable[[Turn], Awaitable[Answer]], scripts: ScriptBook) -> None:
     """Play `workload` to its end: return when every session has ended.
 
-    `submit` sends a turn and returns when it has ended, well or not; a session whose turn was not completed ends there.
-    It must not raise for a failed request: whatever it raises ends the drive, and is raised here. Sessions of one
-    instant start in the workload's order. A first turn bears its planned arrival, even if the loop was late for it, so
-    that latencies count the wait; a later one arrives when its thinking is over. Scripts stay in the book: after a
-    fault, an executor may still be busy with a request that ended elsewhere. Cancelling the drive ends every session
-    before it returns.
+    `submit` sends a turn and returns when it has ended, well or not; a session whose turn was not completed ends there,
+    and so does one whose child did. It must not raise for a failed request: whatever it raises ends the drive, and is
+    raised here. Sessions of one instant start in the workload's order, children in their turn's. A first turn bears its
+    planned arrival, even if the loop was late for it, so that latencies count the wait; a later one arrives when its
+    thinking is over. Scripts stay in the book: after a fault, an executor may still be busy with a request that ended
+    elsewhere. Cancelling the drive ends every session before it returns.
     """
     running = 0
     ended = aio.Signal("workload.ended")
+    # A scope drops its tasks as they end, so that a trace of many thousand sessions holds only those under way.
+    scope = aio.Scope("workload")
 
-    async def play(session: Session) -> None:
+    def begin(session: Session, name: str, child: bool = False) -> asyncio.Task[bool]:
+        nonlocal running
+        running += 1
+        return scope.spawn(play(session, name, child), name)
+
+    async def play(session: Session, name: str, child: bool) -> bool:
+        """Whether the session played to its end: its own turns, and the children that they waited for."""
         nonlocal running
         turn = session.next_turn(None)
+        if turn is not None and child:
+            turn = await _due(turn, turn.request.arrival_ns)
+        completed = True
         while turn is not None:
             scripts.put(turn.request.request_id, turn.script)
             answer = await submit(turn)
-            turn = session.next_turn(answer.tokens) if answer.completed else None
+            completed = answer.completed
+            if completed:
+                started = f"{name}, request {turn.request.request_id}, child"
+                children = [begin(other, f"{started} {index}", True) for index, other in enumerate(turn.children)]
+                for index, other in enumerate(turn.background, start=len(children)):
+                    begin(other, f"{started} {index}", True)
+                completed = all([await other for other in children])
+            turn = session.next_turn(answer.tokens) if completed else None
             if turn is not None:
-                await aio.sleep_ns(turn.request.arrival_ns)
-                turn = replace(turn, request=replace(turn.request, arrival_ns=aio.now_ns()))
+                turn = await _due(turn, turn.request.arrival_ns)
         running -= 1
         ended.set()
+        return completed
 
-    async def start(scope: aio.Scope) -> None:
-        nonlocal running
+    async def start() -> None:
         for index, session in enumerate(workload.sessions()):
             if session.start_ns > aio.now_ns():
                 await aio.sleep_until_ns(session.start_ns)
-            running += 1
-            scope.spawn(play(session), f"session {index}")
+            begin(session, f"session {index}")
         while running:
             await ended.wait()
 
-    # A scope drops its tasks as they end, so that a trace of many thousand sessions holds only those under way.
-    async with aio.Scope("workload") as scope:
-        await scope.run(start(scope))
+    async with scope:
+        await scope.run(start())
+
+
+async def _due(turn: Turn, delay_ns: int) -> Turn:
+    """The turn, once so much time has passed; it arrives then."""
+    await aio.sleep_ns(delay_ns)
+    return replace(turn, request=replace(turn.request, arrival_ns=aio.now_ns()))

@@ -14,11 +14,12 @@ from mcjax.errors import ConfigError, TraceError
 from mcjax.types import NS_PER_S
 
 MAX_TOKENS = 2**31 - 1
+NS_PER_MS = 1_000_000
 MAX_SECONDS = 2**62 // NS_PER_S
 
 
-def find(path: str, source: str, folder: bool = False, key: str = "workload.path") -> Path:
-    """The file (or folder) that `path` means: as given, else under `$MCJAX_TRACES`, else under `./traces`.
+def find(path: str, source: str, folder: bool | None = False, key: str = "workload.path") -> Path:
+    """The file (or folder; None: either) that `path` means: as given, or under `$MCJAX_TRACES`, or under `./traces`.
 
     Raises `ConfigError` that lists every place tried, and `source`: where such files come from.
     """
@@ -28,11 +29,12 @@ def find(path: str, source: str, folder: bool = False, key: str = "workload.path
         candidates += [Path(traces) / path] if traces else []
         candidates.append(Path("traces") / path)
     for candidate in candidates:
-        if candidate.is_dir() if folder else candidate.is_file():
+        if (folder is not True and candidate.is_file()) or (folder is not False and candidate.is_dir()):
             return candidate
     tried = ", ".join(str(candidate) for candidate in candidates)
+    kind = {False: "file", True: "folder", None: "file or folder"}[folder]
     unset = "" if traces else " (MCJAX_TRACES, a folder to look in, is not set)"
-    raise ConfigError(key, path, f"no such {'folder' if folder else 'file'}; tried {tried}{unset}. {source}")
+    raise ConfigError(key, path, f"no such {kind}; tried {tried}{unset}. {source}")
 
 
 def contents(path: Path, key: str = "workload.path") -> tuple[list[bytes], str]:
@@ -44,6 +46,13 @@ def contents(path: Path, key: str = "workload.path") -> tuple[list[bytes], str]:
     return data.splitlines(), hashlib.sha256(data).hexdigest()
 
 
+def opened(path: str, source: str) -> tuple[list[bytes], str, dict[str, str]]:
+    """The lines of the file that `path` means, its name for errors, and its sha256 as `Workload.inputs` has it."""
+    found = find(path, source)
+    lines, sha256 = contents(found)
+    return lines, str(found), {str(found): sha256}
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: short."""
     if isinstance(value, int) and value.bit_length() > 128:
@@ -52,28 +61,22 @@ def shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-class JsonLine:
-    """One line of a JSONL file under examination; knows where it is, for the errors."""
+class JsonObject:
+    """A JSON object of a trace under examination. It knows where it is, for the errors; `within`: as a part of what."""
 
-    def __init__(self, path: str, number: int, line: bytes):
+    def __init__(self, path: str, number: int, fields: dict[str, Any], within: str = ""):
         self.path = path
-        self.number = number
-        try:
-            parsed = json.loads(line.decode())
-        except RecursionError:
-            raise self.error("line", "is nested too deeply") from None
-        except ValueError as problem:  # bad UTF-8, bad JSON, a number with thousands of digits
-            raise self.error("line", f"is not JSON ({problem})") from None
-        if not isinstance(parsed, dict):
-            raise self.error("line", f"must be a JSON object, not {type(parsed).__name__}")
-        self.fields = cast("dict[str, Any]", parsed)
+        self.number: int = number
+        self.fields = fields
+        self._within = within
 
     def error(self, name: str, problem: str) -> TraceError:
-        return TraceError(self.path, self.number, name, problem)
+        return TraceError(self.path, self.number, self._within + name, problem)
 
     def value(self, name: str) -> Any:
         if name not in self.fields:
-            raise self.error(name, "is missing")
+            there = ", ".join(self.fields) or "nothing"
+            raise self.error(name, f"is missing; there is {there if len(there) <= 100 else f'{there[:97]}...'}")
         return self.fields[name]
 
     def whole(self, name: str, least: int, most: int = MAX_TOKENS) -> int:
@@ -87,12 +90,20 @@ class JsonLine:
 
     def seconds_ns(self, name: str) -> int:
         """Seconds in the file, rounded to nanoseconds."""
+        return self._time_ns(name, NS_PER_S, "seconds")
+
+    def milliseconds_ns(self, name: str) -> int:
+        """Milliseconds in the file; fractions, which generated traces have, are rounded to nanoseconds."""
+        return self._time_ns(name, NS_PER_MS, "milliseconds")
+
+    def _time_ns(self, name: str, unit_ns: int, unit: str) -> int:
         value = self.value(name)
         if type(value) not in (int, float):
-            raise self.error(name, f"must be a number of seconds, not {shown(value)}")
-        if not 0 <= value <= MAX_SECONDS:  # also refuses NaN
-            raise self.error(name, f"must lie in 0 .. {MAX_SECONDS} s, not {shown(value)}")
-        return round(value * NS_PER_S)
+            raise self.error(name, f"must be a number of {unit}, not {shown(value)}")
+        most = MAX_SECONDS * NS_PER_S // unit_ns
+        if not 0 <= value <= most:  # also refuses NaN
+            raise self.error(name, f"must lie in 0 .. {most} {unit}, not {shown(value)}")
+        return round(value * unit_ns)
 
     def wholes(self, name: str, most: int) -> list[int]:
         """A list of whole numbers in `0 .. most`."""
@@ -114,6 +125,39 @@ class JsonLine:
             raise self.error(name, f"must be a string, not {shown(value)}")
         return value
 
+    def objects(self, name: str) -> list[JsonObject]:
+        """A list of objects."""
+        value = self.value(name)
+        if not isinstance(value, list):
+            raise self.error(name, f"must be a list of objects, not {shown(value)}")
+        found: list[JsonObject] = []
+        for index, entry in enumerate(cast("list[Any]", value)):
+            if not isinstance(entry, dict):
+                raise self.error(f"{name}[{index}]", f"must be an object, not {shown(entry)}")
+            fields = cast("dict[str, Any]", entry)
+            found.append(JsonObject(self.path, self.number, fields, f"{self._within}{name}[{index}]."))
+        return found
+
+
+class JsonLine(JsonObject):
+    """One line of a JSONL file, or a file that is one object."""
+
+    def __init__(self, path: str, number: int, line: bytes):
+        super().__init__(path, number, {})
+        try:
+            parsed = json.loads(line.decode())
+        except RecursionError:
+            raise self.error("line", "is nested too deeply") from None
+        except json.JSONDecodeError as problem:
+            self.number += problem.lineno - 1  # a file that is one object has it over many lines
+            wrong = f"is not JSON ({problem.msg} at column {problem.colno}); it must be one JSON object"
+            raise self.error("line", wrong) from None
+        except ValueError as problem:  # bad UTF-8, a number with thousands of digits
+            raise self.error("line", f"is not JSON ({problem})") from None
+        if not isinstance(parsed, dict):
+            raise self.error("line", f"must be a JSON object, not {type(parsed).__name__}")
+        self.fields = cast("dict[str, Any]", parsed)
+
 
 def json_lines(lines: Iterable[bytes], path: str) -> Iterator[JsonLine]:
     """The lines that are not blank."""
@@ -127,7 +171,7 @@ class CsvLine:
 
     def __init__(self, path: str, number: int, fields: dict[str, str]):
         self.path = path
-        self.number = number
+        self.number: int = number
         self.fields = fields
 
     def error(self, name: str, problem: str) -> TraceError:

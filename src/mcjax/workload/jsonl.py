@@ -10,7 +10,7 @@ import numpy as np
 from mcjax.errors import TraceError
 from mcjax.types import Request, Tokens
 from mcjax.workload.base import Turn
-from mcjax.workload.files import JsonLine, contents, find, json_lines
+from mcjax.workload.files import JsonLine, json_lines, opened
 from mcjax.workload.replay import OneTurn, Replaying
 
 SOURCE = "docs/workload.md has the format"
@@ -134,10 +134,8 @@ class Jsonl:
         limit: int | None = None,
     ):
         self._replaying = Replaying(block_tokens, max_tokens, rate_scale, limit)
-        found = find(path, SOURCE)
-        lines, sha256 = contents(found)
-        self._rows = parse_rows(lines, str(found), block_tokens, limit)
-        self._inputs = {str(found): sha256}
+        lines, file, self._inputs = opened(path, SOURCE)
+        self._rows = parse_rows(lines, file, block_tokens, limit)
         self._replaying.check_last(max(row.arrival_ns for row in self._rows))
         self.name = "jsonl"
         self.block_tokens: int | None = None if all(row.tokens is not None for row in self._rows) else block_tokens

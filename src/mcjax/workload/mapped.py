@@ -12,7 +12,7 @@ from mcjax.workload.base import Session, Turn, Workload
 
 
 class Mapped:
-    """A session that plays `session`, started at `start_ns`, with `change` applied to every request."""
+    """Plays `session`, started at `start_ns`, with `change` applied to its requests and to those of its children."""
 
     def __init__(self, session: Session, start_ns: int, change: Callable[[Request], Request] | None = None):
         self.start_ns = start_ns
@@ -28,7 +28,10 @@ class Mapped:
         if self._first:
             request = replace(request, arrival_ns=self.start_ns)
         self._first = False
-        return Turn(request, turn.script)
+        return Turn(request, turn.script, self._mapped(turn.children), self._mapped(turn.background))
+
+    def _mapped(self, children: tuple[Session, ...]) -> tuple[Session, ...]:
+        return tuple(Mapped(child, child.start_ns, self._change) for child in children)
 
 
 def workload_at(key: str, given: Any) -> Workload:

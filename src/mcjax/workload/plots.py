@@ -32,7 +32,7 @@ def picture(played: Played, facts: dict[str, Any]) -> Any:
     _arrivals(panels[0, 1], played)
     _capacity(panels[1, 0], played, found)
     _gaps(panels[1, 1], found)
-    load = f", offered load {facts['offered_load']:.2f} instances" if "offered_load" in facts else ""
+    load = f"; prefill keeps {facts['offered_load']:.2f} instances busy" if "offered_load" in facts else ""
     title = f"{facts['workload']}: {facts['requests']:,} requests in {facts['duration_s']:,.0f} s{load}"
     figure.suptitle(title, fontsize=11)
     return figure
@@ -49,7 +49,7 @@ def _curve(panel: Any, values: NDArray[Any], label: str, colour: str) -> None:
 def _lengths(panel: Any, played: Played) -> None:
     _curve(panel, played.input_tokens, "prompt", BLUE)
     _curve(panel, played.output_tokens, "answer", ORANGE)
-    panel.set(title="Lengths", xlabel="tokens", ylabel="share of requests", xscale="log")
+    panel.set(title="Lengths", xlabel="tokens", ylabel="share of requests up to it", xscale="log")
     panel.legend(frameon=False)
 
 
@@ -63,7 +63,8 @@ def _arrivals(panel: Any, played: Played) -> None:
     requests = np.histogram(times_s, edges)[0] / width_s
     tokens = np.histogram(times_s, edges, weights=played.input_tokens.astype(np.float64))[0] / width_s
     panel.step(edges[:-1], requests, where="post", color=BLUE)
-    panel.set(title="Arrivals", xlabel="seconds", ylabel="requests a second", ylim=(0, None))
+    panel.set(title="Arrivals", xlabel="seconds", ylim=(0, None))
+    panel.set_ylabel("requests a second", color=BLUE)
     beside = panel.twinx()
     beside.step(edges[:-1], tokens, where="post", color=ORANGE, alpha=0.6)
     beside.set_ylabel("prompt tokens a second", color=ORANGE)
@@ -75,12 +76,16 @@ def _capacity(panel: Any, played: Played, found: Reuse) -> None:
     """What one LRU cache that sees everything would hit."""
     capacities = np.unique(np.geomspace(1, max(2, found.unique), CAPACITIES).round().astype(np.int64))
     hits = [lru_hit(found, capacity) for capacity in capacities.tolist()]
-    panel.plot(capacities * played.block_size, hits, color=GREEN, label="one LRU cache")
-    panel.axhline(found.block_hit, color="#777777", linestyle="--", label=f"never forgets: {found.block_hit:.3f}")
-    panel.set(title="Reuse", xlabel="cache size, tokens", ylabel="share of full blocks", xscale="log", ylim=(0, 1))
+    panel.plot(capacities * played.block_size, hits, color=GREEN, label="one LRU cache of that size")
+    panel.axhline(
+        found.block_hit, color="#777777", linestyle="--", label=f"infinite cache: {100 * found.block_hit:.1f} %"
+    )
+    panel.set(title="Hits", xlabel="cache size, tokens", ylabel="share of full blocks", xscale="log", ylim=(0, 1))
     panel.legend(frameon=False)
 
 
 def _gaps(panel: Any, found: Reuse) -> None:
     _curve(panel, np.maximum(found.gap_s, 1e-3), "", GREEN)
-    panel.set(title="Time since the last use of a block", xlabel="seconds", ylabel="share of reuses", xscale="log")
+    panel.set(
+        title="Time since the last use of a block", xlabel="seconds", ylabel="share of reuses up to it", xscale="log"
+    )

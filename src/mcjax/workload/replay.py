@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mcjax.errors import ConfigError
-from mcjax.types import Request, Script, Tokens
+from mcjax.types import NS_PER_S, Request, Script, Tokens
+from mcjax.workload.arrivals import arrivals_ns
 from mcjax.workload.base import Turn
-from mcjax.workload.streams import rate, whole
+from mcjax.workload.streams import ARRIVALS, number, rate, stream, whole
 
 LATEST_NS = 2**62
 
@@ -26,6 +27,17 @@ class OneTurn:
     def next_turn(self, answer: Tokens | None) -> Turn | None:
         turn, self._turn = self._turn, None
         return turn
+
+
+class Recorded:
+    """A session whose turns do not depend on the answers; each is made when it is asked for."""
+
+    def __init__(self, start_ns: int, turns: Iterator[Turn]):
+        self.start_ns = start_ns
+        self._turns = turns
+
+    def next_turn(self, answer: Tokens | None) -> Turn | None:
+        return next(self._turns, None)
 
 
 @dataclass(slots=True)
@@ -80,6 +92,35 @@ class Replaying:
 
     def script(self, output_tokens: int) -> Script:
         return Script(max(1, min(output_tokens, self.max_tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """When recorded sessions start and how long they pause. Raises `ConfigError` naming the key that cannot work.
+
+    Sessions start at `rate_per_s` (Poisson, drawn from `seed`), or when the file says if that is None. No pause is
+    longer than `max_think_s`, if that is given.
+    """
+
+    seed: int
+    rate_per_s: float | None
+    max_think_s: float | None = None
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed, 0)
+        if self.rate_per_s is not None:
+            rate("rate_per_s", self.rate_per_s)
+        if self.max_think_s is not None:
+            number("max_think_s", self.max_think_s, 0)
+
+    def starts_ns(self, recorded_ns: list[int]) -> list[int]:
+        """When the sessions start that the file has at `recorded_ns`."""
+        if self.rate_per_s is None:
+            return recorded_ns
+        return arrivals_ns(stream(self.seed, ARRIVALS), len(recorded_ns), self.rate_per_s).tolist()
+
+    def pause_ns(self, recorded_ns: int) -> int:
+        return recorded_ns if self.max_think_s is None else min(recorded_ns, round(self.max_think_s * NS_PER_S))
 
 
 class PrivateReplay:

@@ -31,8 +31,8 @@ graphics, to about 1 % of the axis. `tests/figures` holds each row to the bound 
 
 How it is computed:
 
-- A1, A4 to A7 and A13 follow from the traces' columns, the formulas of `docs/cost.md` and the fit named there. Only A6
-  and the bars of Fig 14 were used in that fit; A7, A8, A9 and A10 are predictions of it.
+- A1, A4 to A7 and A13 follow from the traces' columns, the formulas of `docs/cost-models.md` and the fit named there.
+  Only A6 and the bars of Fig 14 were used in that fit; A7, A8, A9 and A10 are predictions of it.
 - A2 and A3 replay the traces' blocks, one request at a time, through the real pool (`mcjax.kvpool.pool`) with LRU, ids
   cut into the paper's blocks of 256 tokens. With whole ids a partial last block takes a slot of 512, and two
   points of the synthetic trace (8 M and 10 M tokens) end up 1.1 and 1.3 points low.
