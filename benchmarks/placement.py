@@ -10,7 +10,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,8 @@ from measure import measured, say
 
 INSTANCES, BLOCKS, PLACEMENTS = 1000, 10_000_000, 2_000
 WARM_UP = 200
-CHAIN = 256
+ROUNDS = 5
+CHAIN, BLOCK_TOKENS = 256, 512
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,29 @@ def built_in(group: str) -> tuple[dict[str, Any], dict[str, str]]:
     return made, skipped
 
 
-def mean_us(call: Callable[[int], object], count: int, warm_up: int = WARM_UP) -> float:
-    """Mean CPU microseconds of `call(index)` over `count` calls, after `warm_up` others."""
-    for index in range(warm_up):
-        call(index)
-    start_ns = time.process_time_ns()
-    for index in range(warm_up, warm_up + count):
-        call(index)
-    return (time.process_time_ns() - start_ns) / count / 1e3
+@dataclass(frozen=True)
+class Timed:
+    """CPU microseconds of a call: the mean of all, and of the cheapest round, which other load disturbed least."""
+
+    mean_us: float
+    least_us: float
+
+
+def timed(calls: Mapping[str, Callable[[int], object]], count: int, warm_up: int = WARM_UP) -> dict[str, Timed]:
+    """`count` calls `call(index)` of each, after `warm_up` others, in rounds that take turns."""
+    for call in calls.values():
+        for index in range(warm_up):
+            call(index)
+    each = -(-count // ROUNDS)
+    means: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS):
+        for name, call in calls.items():
+            first = warm_up + turn * each
+            start_ns = time.process_time_ns()
+            for index in range(first, first + each):
+                call(index)
+            means[name].append((time.process_time_ns() - start_ns) / each / 1e3)
+    return {name: Timed(sum(values) / len(values), min(values)) for name, values in means.items()}
 
 
 def decisions(sizes: Sizes) -> dict[str, Any]:
@@ -85,33 +101,39 @@ def decisions(sizes: Sizes) -> dict[str, Any]:
     from mcjax.types import SLO, NullRecorder
 
     cluster = FullCluster(sizes.instances, sizes.blocks)
-    prompts = cluster.prompts(WARM_UP + sizes.placements)
+    prompts = cluster.prompts(WARM_UP + sizes.placements + ROUNDS)
     state, recorder, slo = cluster.state, NullRecorder(), SLO(30.0, 0.1)
-    rows: list[dict[str, Any]] = []
     prefills, no_prefill = built_in("prefill")
     decodes, no_decode = built_in("decode")
-    for prefill_name, prefill in prefills.items():
-        for decode_name, decode in decodes.items():
-            strategies = Strategies(prefill, decode, Cheapest(), AdmitAll(), Static())
-            rng = np.random.default_rng(0)
 
-            def one(index: int, strategies: Strategies = strategies, rng: np.random.Generator = rng) -> object:
-                request, blocks = prompts[index]
-                return place(request, blocks, slo, state, strategies, rng, cluster.now_ns, recorder)
+    def placing(prefill: Any, decode: Any) -> Callable[[int], object]:
+        strategies = Strategies(prefill, decode, Cheapest(), AdmitAll(), Static())
+        rng = np.random.default_rng(0)
 
-            rows.append({"prefill": prefill_name, "decode": decode_name, "mean_us": mean_us(one, sizes.placements)})
+        def one(index: int) -> object:
+            request, blocks = prompts[index]
+            return place(request, blocks, slo, state, strategies, rng, cluster.now_ns, recorder)
+
+        return one
 
     def view(index: int) -> object:
         request, blocks = prompts[index]
         return state.view(cluster.now_ns, request.prompt_tokens, blocks)
 
+    pairs = {(prefill, decode): f"{prefill}, {decode}" for prefill in prefills for decode in decodes}
+    calls = {name: placing(prefills[pair[0]], decodes[pair[1]]) for pair, name in pairs.items()}
+    calls["view"] = view
+    calls["match"] = lambda index: state.directory.prefix_blocks(prompts[index][1])
+    found = timed(calls, sizes.placements)
     return {
         "directory_blocks": len(state.directory),
         "prompt_blocks": sum(len(blocks) for _, blocks in prompts) / len(prompts),
-        "place": rows,
+        "place": [
+            {"prefill": prefill, "decode": decode, **asdict(found[name])} for (prefill, decode), name in pairs.items()
+        ],
         "skipped": {**no_prefill, **no_decode},
-        "view_us": mean_us(view, sizes.placements),
-        "directory_match_us": mean_us(lambda index: state.directory.prefix_blocks(prompts[index][1]), sizes.placements),
+        "view": asdict(found["view"]),
+        "directory_match": asdict(found["match"]),
     }
 
 
@@ -130,7 +152,7 @@ def pool_and_names(sizes: Sizes) -> dict[str, Any]:
     chains = max(1, sizes.blocks // sizes.instances // CHAIN)
     blocks = [tuple(range(CHAIN * chain, CHAIN * (chain + 1))) for chain in range(chains)]
 
-    async def measure() -> tuple[float, float, float]:
+    async def measure() -> dict[str, Timed]:
         store = SlotStore("n0", Tier.DRAM, CHAIN * chains, 1)
         pool = Pool("n0", store, LRU(), Static(), NullRecorder(), NS_PER_S)
         for chain in blocks:
@@ -145,24 +167,21 @@ def pool_and_names(sizes: Sizes) -> dict[str, Any]:
             pool.match(blocks[index % chains])
             pin(index)
 
-        matched_us = mean_us(lambda index: pool.match(blocks[index % chains]), sizes.placements)
-        return matched_us, mean_us(pin, sizes.placements), mean_us(match_and_pin, sizes.placements)
+        calls = {
+            "match": lambda index: pool.match(blocks[index % chains]),
+            "pin_and_release": pin,
+            "match_pin_and_release": match_and_pin,
+            "name_trace_blocks": lambda index: table.intern_trace(b"space", blocks[index % chains]),
+        }
+        return timed(calls, sizes.placements)
 
-    match_us, pin_us, both_us = VirtualLoop().run(measure)
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(0, 2**31 - 1, (8, CHAIN * 512), dtype=np.int32)
-    few = max(1, sizes.placements // 10)
-    hash_us = mean_us(lambda index: keys_from_tokens(b"space", prompts[index % 8], 512), few, 8)
     table = KeyTable()
-    intern_us = mean_us(lambda index: table.intern_trace(b"space", blocks[index % chains]), sizes.placements)
-    return {
-        "pool_blocks": CHAIN * chains,
-        "match_us": match_us,
-        "pin_and_release_us": pin_us,
-        "match_pin_release_us": both_us,
-        "hash_256_blocks_us": hash_us,
-        "name_256_trace_blocks_us": intern_us,
-    }
+    found = VirtualLoop().run(measure)
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, 2**31 - 1, (8, CHAIN * BLOCK_TOKENS), dtype=np.int32)
+    hashing = {"hash": lambda index: keys_from_tokens(b"space", prompts[index % 8], BLOCK_TOKENS)}
+    found |= timed(hashing, max(1, sizes.placements // 10), 8)
+    return {"pool_blocks": CHAIN * chains, **{name: asdict(value) for name, value in found.items()}}
 
 
 def main(target: str, told: str) -> None:

@@ -126,24 +126,28 @@ def _overload(part: dict[str, Any]) -> str:
 
 def _placement(part: dict[str, Any]) -> str:
     decodes = columns(part["place"])
-    means = {(row["prefill"], row["decode"]): row["mean_us"] for row in part["place"]}
+    pairs = {(row["prefill"], row["decode"]): row for row in part["place"]}
     prefills = list(dict.fromkeys(row["prefill"] for row in part["place"]))
     place = _table(
-        ("one placement, mean us", *(f"decode `{name}`" for name in decodes)),
-        ((f"prefill `{one}`", *(f"{means[one, decode]:,.0f}" for decode in decodes)) for one in prefills),
+        ("one placement: mean us (cheapest of five rounds)", *(f"decode `{name}`" for name in decodes)),
+        ((f"prefill `{one}`", *(_timed(pairs[one, decode], 0) for decode in decodes)) for one in prefills),
     )
     pool = part["pool"]
     inside = _table(
-        ("of which, or beside it", "mean us"),
+        ("of which, or beside it", "mean us (cheapest round)"),
         (
-            ("the view", f"{part['view_us']:,.0f}"),
-            (f"the match in the directory, {part['prompt_blocks']:.0f} blocks", f"{part['directory_match_us']:,.0f}"),
-            ("pool: match 256 blocks", f"{pool['match_us']:,.1f}"),
-            ("pool: pin 256 blocks, and release", f"{pool['pin_and_release_us']:,.1f}"),
-            ("pool: match, pin and release 256 blocks", f"{pool['match_pin_release_us']:,.1f}"),
-            ("hash 256 blocks of 512 tokens", f"{pool['hash_256_blocks_us']:,.0f}"),
-            ("name 256 blocks of a trace", f"{pool['name_256_trace_blocks_us']:,.1f}"),
+            ("the view", _timed(part["view"], 0)),
+            (f"of it the match of {part['prompt_blocks']:.0f} blocks", _timed(part["directory_match"], 0)),
+            ("pool: match 256 blocks", _timed(pool["match"], 1)),
+            ("pool: pin 256 blocks, and release", _timed(pool["pin_and_release"], 1)),
+            ("pool: match, pin and release 256 blocks", _timed(pool["match_pin_and_release"], 1)),
+            ("hash 256 blocks of 512 tokens", _timed(pool["hash"], 0)),
+            ("name 256 blocks of a trace", _timed(pool["name_trace_blocks"], 1)),
         ),
     )
     about = f"{part['instances']:,} instances, {part['directory_blocks']:,} blocks, {part['placements']:,} calls each"
     return f"{about}; {part['process']['peak_rss_bytes'] / 1e6:,.0f} MB.\n\n{place}\n{inside}"
+
+
+def _timed(row: dict[str, Any], digits: int) -> str:
+    return f"{row['mean_us']:,.{digits}f} ({row['least_us']:,.{digits}f})"
