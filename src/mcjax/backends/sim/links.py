@@ -15,99 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from mcjax import aio
-from mcjax.types import NS_PER_S
-
-_FORGIVEN_NS = 1 / 1024
-"""Ends are rounded up to whole nanoseconds; float rounding below this must not cost one more."""
-
-_NOTHING = 1e-9
-"""What is left of a link, as a share of it, that is float rounding and no room for a lower class."""
-
-_NEVER_NS = 1 << 62
-
-
-class _Link:
-    """A link, what crosses it now, and scratch space for one round of filling."""
-
-    __slots__ = ("bytes_per_s", "ended_bytes", "flows", "latency_ns", "left", "paths", "stamp", "unfilled")
-
-    def __init__(self, bytes_per_s: float, latency_ns: int):
-        self.bytes_per_s = bytes_per_s
-        self.latency_ns = latency_ns
-        self.paths: dict[_Path, None] = {}
-        self.flows = 0
-        self.ended_bytes = 0
-        self.stamp = 0
-        self.left = 0.0
-        self.unfilled = 0
-
-
-class _Path:
-    """Flows of one class that cross the same links at the same rate, and their service clock.
-
-    `service` is the clock's reading at `since_ns`, in bytes; it runs at `rate`, in bytes per second. Only a change of
-    rate sets them anew. `flows` is a heap of (reading at which the flow is done, order of start, flow).
-    """
-
-    __slots__ = (
-        "bytes_per_s",
-        "end_ns",
-        "filled",
-        "flows",
-        "latency_ns",
-        "links",
-        "lone",
-        "priority",
-        "rate",
-        "service",
-        "since_ns",
-        "stamp",
-        "timer",
-    )
-
-    def __init__(self, links: tuple[_Link, ...], priority: int):
-        self.links = links
-        self.priority = priority
-        self.latency_ns = sum(link.latency_ns for link in links)
-        self.bytes_per_s = min(link.bytes_per_s for link in links)
-        self.flows: list[tuple[float, int, Flow]] = []
-        self.service = 0.0
-        self.since_ns = 0
-        self.rate = 0.0
-        self.end_ns = _NEVER_NS
-        self.timer: aio.Timer | None = None
-        self.lone: Flow | None = None
-        """The only flow, when no link of the path has another: it waits for its arrival, not for the end of service."""
-        self.stamp = 0
-        self.filled = 0
-
-    def reading(self, now_ns: int) -> float:
-        return self.service + self.rate * (now_ns - self.since_ns) / NS_PER_S
-
-    def next_end_ns(self) -> int:
-        """When the first of the flows is done if the rate stays."""
-        if not self.rate:
-            return _NEVER_NS  # a higher class has taken all
-        left_ns = (self.flows[0][0] - self.service) * NS_PER_S / self.rate - _FORGIVEN_NS
-        return self.since_ns + math.ceil(left_ns) if left_ns > 0.0 else self.since_ns
-
-    def set_rate(self, rate: float, now_ns: int) -> None:
-        if rate != self.rate:
-            self.service = self.reading(now_ns)
-            self.since_ns = now_ns
-            self.rate = rate
-
-    def set_timer(self, model: LinkModel, clock: aio.Clock) -> None:
-        if self.timer is not None:
-            if self.timer.when_ns == self.end_ns:
-                return
-            self.timer.cancel()
-        self.timer = clock.call_at_ns(self.end_ns, model.on_timer, self)
-
-    def drop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+from mcjax.backends.sim.paths import NEVER_NS, Link, Path, fill
 
 
 class Flow:
@@ -120,7 +28,7 @@ class Flow:
         self.nbytes = nbytes
         self.on_arrival: Callable[[Flow], object] | None = on_arrival
         """None once it has been called, or never will be."""
-        self.path: _Path | None = None
+        self.path: Path | None = None
         """Where the flow is being served; None before and after (also while its last byte is under way)."""
         self.timer: aio.Timer | None = None
         """For the arrival, once that is known."""
@@ -144,8 +52,8 @@ class LinkModel:
     """
 
     def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
-        self._paths: dict[tuple[tuple[str, ...], int], _Path] = {}
+        self._links: dict[str, Link] = {}
+        self._paths: dict[tuple[tuple[str, ...], int], Path] = {}
         self._priorities: list[int] = []
         """Every class that a path has, the highest first."""
         self._clock: aio.Clock | None = None
@@ -161,7 +69,7 @@ class LinkModel:
             raise ValueError(f"link {name}: {bytes_per_s} bytes/s; it must be positive and finite")
         if latency_ns < 0:
             raise ValueError(f"link {name}: latency of {latency_ns} ns; it must not be negative")
-        self._links[name] = _Link(float(bytes_per_s), latency_ns)
+        self._links[name] = Link(float(bytes_per_s), latency_ns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +113,7 @@ class LinkModel:
             flow.timer = clock.call_at_ns(path.end_ns + path.latency_ns, self._arrive, flow)
             return flow
         if not flows:
-            path.service, path.since_ns, path.rate, path.end_ns = 0.0, now_ns, 0.0, _NEVER_NS
+            path.service, path.since_ns, path.rate, path.end_ns = 0.0, now_ns, 0.0, NEVER_NS
             for link in path.links:
                 link.paths[path] = None
         heapq.heappush(flows, (path.reading(now_ns) + nbytes, self._started, flow))
@@ -229,7 +137,7 @@ class LinkModel:
         active = sum(flow.nbytes for path in found.paths for _, _, flow in path.flows)
         return found.ended_bytes + active - left
 
-    def _left_bytes(self, link: _Link) -> list[float]:
+    def _left_bytes(self, link: Link) -> list[float]:
         if self._clock is None:
             return []
         now_ns = self._clock.now_ns()
@@ -240,19 +148,19 @@ class LinkModel:
         readings = [(path, path.reading(now_ns)) for path in link.paths]
         return [max(0.0, done - reading) for path, reading in readings for done, _, _ in path.flows]
 
-    def _new_path(self, links: tuple[str, ...], priority: int) -> _Path:
+    def _new_path(self, links: tuple[str, ...], priority: int) -> Path:
         unknown = [name for name in links if name not in self._links]
         if unknown or not links or len(dict.fromkeys(links)) < len(links):
             problem = f"no link {unknown[0]}" if unknown else "a flow crosses one link or more, each once"
             raise ValueError(f"route {links}: {problem}")
         if priority not in self._priorities:
             self._priorities = sorted([*self._priorities, priority], reverse=True)
-        path = self._paths[links, priority] = _Path(tuple(self._links[name] for name in links), priority)
+        path = self._paths[links, priority] = Path(tuple(self._links[name] for name in links), priority)
         return path
 
     # A flow that is alone
 
-    def _meet(self, link: _Link, now_ns: int) -> bool:
+    def _meet(self, link: Link, now_ns: int) -> bool:
         """Another flow is about to cross `link`. False if it finds nobody there after all: who was alone is served."""
         if len(link.paths) > 1:
             return True
@@ -269,7 +177,7 @@ class LinkModel:
         flow.timer = None
         return True
 
-    def _leave_lone(self, path: _Path) -> None:
+    def _leave_lone(self, path: Path) -> None:
         """The lone flow of `path` has been served: it leaves its links, and its arrival stays as it is."""
         _, _, flow = path.flows.pop()
         path.lone = None
@@ -278,6 +186,7 @@ class LinkModel:
     def _arrive(self, flow: Flow) -> None:
         if flow.path is not None:
             self._leave_lone(flow.path)  # it was alone to the end, and nobody has come since
+        flow.timer = None  # it names the flow: kept, the two would be garbage that only the collector finds
         on_arrival = flow.on_arrival
         if on_arrival is not None:
             flow.on_arrival = None
@@ -285,8 +194,8 @@ class LinkModel:
 
     # Flows that share
 
-    def on_timer(self, path: _Path) -> None:
-        """The first flow of `path` is served (timers of paths call this)."""
+    def _on_timer(self, path: Path) -> None:
+        """The first flow of `path` is served."""
         assert self._clock is not None
         now_ns = self._clock.now_ns()
         path.timer = None
@@ -313,7 +222,7 @@ class LinkModel:
         self._regroup(path.links, now_ns)
         self._release(now_ns)
 
-    def _leave(self, path: _Path, flow: Flow, served_bytes: int) -> None:
+    def _leave(self, path: Path, flow: Flow, served_bytes: int) -> None:
         flow.path = None
         for link in path.links:
             link.flows -= 1
@@ -321,7 +230,7 @@ class LinkModel:
             if not path.flows:
                 del link.paths[path]
 
-    def _take_served(self, path: _Path, now_ns: int) -> None:
+    def _take_served(self, path: Path, now_ns: int) -> None:
         """Move every flow of `path` that is done by now to `_served`."""
         flows = path.flows
         path.end_ns = path.next_end_ns()
@@ -329,7 +238,7 @@ class LinkModel:
             _, order, flow = heapq.heappop(flows)
             self._served.append((order, flow, now_ns + path.latency_ns))
             self._leave(path, flow, flow.nbytes)
-            path.end_ns = path.next_end_ns() if flows else _NEVER_NS
+            path.end_ns = path.next_end_ns() if flows else NEVER_NS
 
     def _release(self, now_ns: int) -> None:
         """What was served in this instant goes its last way, in order of start."""
@@ -347,14 +256,14 @@ class LinkModel:
             assert self._clock is not None
             flow.timer = self._clock.call_at_ns(arrival_ns, self._arrive, flow)
 
-    def _regroup(self, links: Sequence[_Link], now_ns: int) -> None:
+    def _regroup(self, links: Sequence[Link], now_ns: int) -> None:
         """Refill each of the groups that `links`, which were in one, now belong to."""
         before = self._stamp
         for link in links:
             if link.flows and link.stamp <= before:
                 self._refill(link, now_ns)
 
-    def _refill(self, first: _Link, now_ns: int) -> None:
+    def _refill(self, first: Link, now_ns: int) -> None:
         """Set rates and the next end's timer anew for all paths that share links with `first`, directly or not."""
         assert self._clock is not None
         if len(first.paths) == 1:
@@ -371,7 +280,7 @@ class LinkModel:
                     path.lone = flow = path.flows[0][2]
                     flow.timer = self._clock.call_at_ns(path.end_ns + path.latency_ns, self._arrive, flow)
                 else:
-                    path.set_timer(self, self._clock)
+                    path.set_timer(self._clock, self._on_timer)
                 return
         links, paths = self._group(first)
         due = [path for path in paths if path.end_ns <= now_ns]
@@ -382,7 +291,7 @@ class LinkModel:
                 self._take_served(path, now_ns)
             self._regroup(links, now_ns)
             return
-        _fill(links, paths, self._priorities, self._stamp, now_ns)
+        fill(links, paths, self._priorities, self._stamp, now_ns)
         next_path = paths[0]
         for path in paths:
             path.end_ns = path.next_end_ns()
@@ -392,14 +301,14 @@ class LinkModel:
         for path in paths:
             if path.timer is not None and path is not next_path:
                 path.drop_timer()
-        next_path.set_timer(self, self._clock)
+        next_path.set_timer(self._clock, self._on_timer)
 
-    def _group(self, first: _Link) -> tuple[list[_Link], list[_Path]]:
+    def _group(self, first: Link) -> tuple[list[Link], list[Path]]:
         self._stamp += 1
         stamp = self._stamp
         first.stamp = stamp
         links = [first]
-        paths: list[_Path] = []
+        paths: list[Path] = []
         for link in links:  # grows as paths lead to further links
             link.left = link.bytes_per_s
             link.unfilled = link.flows
@@ -412,48 +321,3 @@ class LinkModel:
                             other.stamp = stamp
                             links.append(other)
         return links, paths
-
-
-def _fill(links: list[_Link], paths: list[_Path], priorities: list[int], stamp: int, now_ns: int) -> None:
-    """Max-min rates, class by class: each shares what the higher ones leave."""
-    if len(priorities) == 1:
-        _fill_class(links, len(paths), priorities[0], stamp, now_ns)
-        return
-    for priority in priorities:
-        members = [path for path in paths if path.priority == priority]
-        if not members:
-            continue
-        for link in links:
-            link.unfilled = 0
-            if link.left <= link.bytes_per_s * _NOTHING:
-                link.left = 0.0
-        for path in members:
-            for link in path.links:
-                link.unfilled += len(path.flows)
-        _fill_class([link for link in links if link.unfilled], len(members), priority, stamp, now_ns)
-
-
-def _fill_class(links: list[_Link], paths: int, priority: int, stamp: int, now_ns: int) -> None:
-    """Raise all alike until a link is full, settle the flows on it, go on with the rest."""
-    level = 0.0
-    open_links = links
-    while paths:
-        tightest = open_links[0]
-        lowest = math.inf
-        for link in open_links:
-            share = link.left / link.unfilled
-            if share < lowest:
-                lowest = share
-                tightest = link
-        # The level never falls; without this, rounding could leave a last link a hair below it, or below zero.
-        level = max(level, lowest)
-        for path in tightest.paths:
-            if path.filled != stamp and path.priority == priority:
-                path.filled = stamp
-                path.set_rate(level, now_ns)
-                paths -= 1
-                count = len(path.flows)
-                for link in path.links:
-                    link.left -= level * count
-                    link.unfilled -= count
-        open_links = [link for link in open_links if link.unfilled]
