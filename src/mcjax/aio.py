@@ -44,6 +44,8 @@ class Clock(Protocol):
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer: ...
 
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> object: ...
+
     def create_future(self) -> asyncio.Future[Any]: ...
 
     def create_task(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]: ...
@@ -72,6 +74,7 @@ class WallClock:
         self._gate_pending = False
         self._stock_timer: asyncio.TimerHandle | None = None
         self._ready = cast("Sequence[Any]", getattr(loop, "_ready", ()))
+        self.call_soon = loop.call_soon
         self.create_future = loop.create_future
         self.create_task = loop.create_task
 
@@ -328,18 +331,16 @@ class Deadlines:
         self.patience_ns = patience_ns
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timer: Timer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._clock: Clock | None = None
 
     def waiter(self) -> asyncio.Future[None]:
         """A future that is woken when its time is up, if nobody has by then; who awaits it looks which it was."""
-        loop, running, waiting = self._loop, self._clock, self._waiting
-        if loop is None or running is None:
-            loop = self._loop = asyncio.get_running_loop()  # asked once: that takes longer than all the rest
+        running, waiting = self._clock, self._waiting
+        if running is None:
             running = self._clock = clock()
         while waiting and waiting[0][1].done():
             waiting.popleft()
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiter: asyncio.Future[None] = running.create_future()
         due_ns = running.now_ns() + self.patience_ns
         waiting.append((due_ns, waiter))
         if self._timer is None:

@@ -349,8 +349,4 @@ def _keep(
 
 def _outside_loops(work: Callable[[], Run]) -> Run:
     """Run `work` where no event loop is running: here, or (inside Jupyter's) on a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    return on_thread(work)
+    return work() if asyncio._get_running_loop() is None else on_thread(work)

@@ -6,7 +6,6 @@ callers move bytes between the regions it hands out, and then commit. Every meth
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -244,7 +243,7 @@ class Pool:
         """Let waiters try again, once the caller has done all it does in this instant."""
         if len(self.space) and not self._notified:
             self._notified = True
-            asyncio.get_running_loop().call_soon(self._try_again)
+            aio.clock().call_soon(self._try_again)
 
     def _try_again(self) -> None:
         self._notified = False

@@ -9,7 +9,6 @@ their links then, or when somebody else comes who would share them.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -250,10 +249,10 @@ class LinkModel:
         served.clear()
 
     def _arrive_later(self, flow: Flow, arrival_ns: int, now_ns: int) -> None:
+        assert self._clock is not None
         if arrival_ns == now_ns:
-            asyncio.get_running_loop().call_soon(self._arrive, flow)
+            self._clock.call_soon(self._arrive, flow)
         else:
-            assert self._clock is not None
             flow.timer = self._clock.call_at_ns(arrival_ns, self._arrive, flow)
 
     def _regroup(self, links: Sequence[Link], now_ns: int) -> None:
