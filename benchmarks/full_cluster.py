@@ -7,7 +7,7 @@ import numpy as np
 from mcjax.cost import catalogue
 from mcjax.cost.choose import automatic
 from mcjax.cost.memory import kv_capacity_tokens
-from mcjax.sched.reports import LOAD, Report
+from mcjax.sched.reports import load_report
 from mcjax.sched.state import ClusterState, LinkEstimate
 from mcjax.types import NS_PER_S, Request, Role
 
@@ -69,13 +69,15 @@ class FullCluster:
         return range(first, first + SESSION)
 
     def _report(self, free_tokens: int) -> None:
-        rng = self._rng
-        for name, member in self.state.members.items():
+        rng, tick_ns = self._rng, self.now_ns - NS_PER_S // 20
+        rows: list[list[int]] = []
+        for member in self.state.members.values():
             batch = 0 if member.role is Role.PREFILL else int(rng.integers(0, 64))
             queue_ns = int(rng.exponential(NS_PER_S)) if member.role is Role.PREFILL else 0
             outgoing = int(rng.integers(0, 2)) * int(rng.exponential(1e9))
-            values = (0, queue_ns, batch, batch * 6000, free_tokens - batch * 6000, outgoing)
-            self.state.fold(Report(self.now_ns - NS_PER_S // 20, name, LOAD, values))
+            load = [0, queue_ns, batch, batch * 6000, free_tokens - batch * 6000, outgoing]
+            rows.append([member.index, tick_ns, *load])
+        self.state.fold(load_report(tick_ns, rows))
 
     def prompts(self, count: int, first_id: int = 0) -> list[tuple[Request, tuple[int, ...]]]:
         """Continued conversations: the first block, a shared prompt, some of a conversation, and new blocks."""
