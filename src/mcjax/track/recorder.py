@@ -101,7 +101,9 @@ class TableRecorder:
             self._move_decided()
         return decision
 
-    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+    def report(
+        self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int] | NDArray[np.int64]
+    ) -> None:
         if not self._lean:
             # The sender may reuse its buffer.
             kept = values.copy() if isinstance(values, np.ndarray) else tuple(values)
