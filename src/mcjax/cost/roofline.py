@@ -163,13 +163,30 @@ class Roofline:
         whole_s = prompt_tokens * (linear_s + pair_s * (prompt_tokens + 1))
         return whole_s - reused_tokens * (linear_s + pair_s * (reused_tokens + 1))
 
+    @cached_property
+    def _decode_rates_s(self) -> tuple[float, float, float, float, float]:
+        """A step's fixed time; a token of KV read; a sequence's and a cached token's compute; a sequence's all-reduces."""
+        parts_fs = (
+            self._fixed_fs,
+            self._kv_fs_per_token,
+            self._sequence_fs,
+            self._attention_fs_per_token,
+            self._collective_fs_per_token,
+        )
+        fixed, read, sequence, attention, collective = (part / _FS_PER_S for part in parts_fs)
+        return fixed, read, sequence, attention, collective
+
     def decode_s(self, batch: NDArray[np.int64], context_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """`[I]` float64 seconds; 0 for an empty batch."""
+        fixed_s, read_s, sequence_s, attention_s, collective_s = self._decode_rates_s
+        attended = context_tokens + batch
+        memory_s = attended * read_s
         if self.model.experts:
-            weights_fs = np.array([self._weights_fs(int(count)) for count in batch], np.int64)
+            memory_s += np.array([self._weights_fs(count) / _FS_PER_S for count in batch.tolist()])
         else:
-            weights_fs = self._dense_weights_fs
-        step_s = self._decode_ns(batch, context_tokens, weights_fs) / 1e9
+            memory_s += self._dense_weights_fs / _FS_PER_S
+        step_s = np.maximum(memory_s, batch * sequence_s + attended * attention_s)
+        step_s += batch * collective_s + fixed_s
         return step_s if batch.all() else np.where(batch > 0, step_s, 0.0)
 
     def _decode_ns(

@@ -79,21 +79,27 @@ class Directory:
         """`[nodes]` how many leading blocks each node holds, or is expected to hold."""
         lengths = np.zeros(len(self._nodes), np.int64)
         masks, expected = self._masks, self._expected
-        alive = 0
+        alive = (1 << len(self._nodes)) - 1
         for depth, block in enumerate(blocks):
             mask = masks.get(block, 0) | expected.get(block, 0)
-            if depth == 0:
-                alive = mask
-            elif mask & alive != alive:
-                for node in _bits(alive & ~mask):
-                    lengths[node] = depth
+            if mask & alive != alive:
+                if depth:
+                    _set(lengths, alive & ~mask, depth)
                 alive &= mask
-            if not alive:
-                break
-        else:
-            for node in _bits(alive):
-                lengths[node] = len(blocks)
+                if not alive:
+                    return lengths
+        _set(lengths, alive, len(blocks))
         return lengths
+
+
+def _set(lengths: NDArray[np.int64], nodes: int, length: int) -> None:
+    """`length` for every node whose bit is in `nodes`."""
+    if nodes & (nodes - 1) == 0:
+        if nodes:
+            lengths[nodes.bit_length() - 1] = length
+        return
+    raw = np.frombuffer(nodes.to_bytes(len(lengths) // 8 + 1, "little"), np.uint8)
+    lengths[np.unpackbits(raw, count=len(lengths), bitorder="little").view(np.bool_)] = length
 
 
 def _bits(mask: int) -> list[int]:

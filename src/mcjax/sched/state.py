@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mcjax.cost.base import CostModel
 from mcjax.kvpool.directory import Directory
@@ -78,9 +79,9 @@ class ClusterState:
         self._unreported: list[deque[tuple[int, Assignment]]] = []
         self._fading: list[deque[tuple[int, Sequence[BlockId]]]] = []
         self._columns = np.zeros((len(COLUMNS), 0), np.int64)  # one row a quantity, so that a view takes rows at once
-        self._prefill = np.zeros(0, np.int64)
-        self._decode = np.zeros(0, np.int64)
-        self._prefill_nodes = np.zeros(0, np.int64)
+        self._prefill = _rows([])
+        self._decode = _rows([])
+        self._prefill_nodes = _rows([])
         self._prefill_names: tuple[str, ...] = ()
         self._prefill_node_names: tuple[str, ...] = ()
         self._decode_names: tuple[str, ...] = ()
@@ -127,11 +128,11 @@ class ClusterState:
         open_members = [member for member in self.members.values() if not member.draining]
         prefill = [member for member in open_members if member.role is not Role.DECODE]
         decode = [member for member in open_members if member.role is Role.DECODE]
-        self._prefill = np.array([member.index for member in prefill], np.int64)
-        self._prefill_nodes = np.array([member.node_index for member in prefill], np.int64)
+        self._prefill = _rows([member.index for member in prefill])
+        self._prefill_nodes = _rows([member.node_index for member in prefill])
         self._prefill_names = tuple(member.name for member in prefill)
         self._prefill_node_names = tuple(member.node for member in prefill)
-        self._decode = np.array([member.index for member in decode], np.int64)
+        self._decode = _rows([member.index for member in decode])
         self._decode_names = tuple(member.name for member in decode)
 
     # Reports
@@ -236,7 +237,7 @@ class ClusterState:
     def view(
         self, now_ns: int, prompt_tokens: int, blocks: Sequence[BlockId], expected_output_tokens: int = 0
     ) -> ClusterView:
-        columns = self._columns.take(self._prefill, axis=1)
+        columns = self._columns[:, self._prefill]
         queue_ns = np.maximum(columns[QUEUE_NS] + columns[TICK_NS] - now_ns, 0) + columns[PENDING_NS]
         cached = self.directory.prefix_blocks(blocks)
         return ClusterView(
@@ -247,8 +248,8 @@ class ClusterState:
             names=self._prefill_names,
             nodes=self._prefill_node_names,
             queue_s=queue_ns / 1e9,
-            prefix_tokens=cached.take(self._prefill_nodes) * self.block_tokens,
-            outgoing_bytes=columns[OUTGOING_BYTES],
+            prefix_tokens=cached[self._prefill_nodes] * self.block_tokens,
+            outgoing_bytes=columns[OUTGOING_BYTES].copy(),
             decode=self._decode_columns(),
             cost=self.cost,
             bytes_per_token=self.bytes_per_token,
@@ -257,7 +258,7 @@ class ClusterState:
         )
 
     def _decode_columns(self) -> DecodeColumns:
-        columns = self._columns.take(self._decode, axis=1)
+        columns = self._columns[:, self._decode]
         pending_tokens = columns[PENDING_TOKENS]
         return DecodeColumns(
             names=self._decode_names,
@@ -284,3 +285,10 @@ class ClusterState:
             if not held:
                 return []
         return [nodes[node] for node in held or [] if node in nodes]
+
+
+def _rows(indices: list[int]) -> slice | NDArray[np.int64]:
+    """What picks these out of an array: a slice, which costs nothing, where they follow one another."""
+    if indices and indices == list(range(indices[0], indices[0] + len(indices))):
+        return slice(indices[0], indices[0] + len(indices))
+    return np.array(indices, np.int64)

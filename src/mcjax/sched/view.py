@@ -61,10 +61,16 @@ class ClusterView:
     bytes_per_token: int
     network_bytes_per_s: float
     network_latency_s: float
+    _local_s: list[Floats] = field(default_factory=list[Floats], repr=False)
+    """Compute times with the local prefixes: strategies ask for them, and the record does."""
 
     def prefill_s(self, reused_tokens: Integers) -> Floats:
         """`[I]` expected compute time of the prompt when so many tokens (`[I]`) need not be computed."""
-        return self.cost.prefill_s(self.prompt_tokens, reused_tokens)
+        if reused_tokens is not self.prefix_tokens:
+            return self.cost.prefill_s(self.prompt_tokens, reused_tokens)
+        if not self._local_s:
+            self._local_s.append(self.cost.prefill_s(self.prompt_tokens, reused_tokens))
+        return self._local_s[0]
 
     def transfer_s(self, source: int, moved_tokens: Integers) -> Floats:
         """`[I]` expected time to pull so many tokens (`[I]`) from `source`'s node, behind what it already sends."""
