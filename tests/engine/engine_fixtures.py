@@ -30,7 +30,7 @@ from mcjax.sched.fetch.cheapest import Cheapest
 from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.roles.static import Static
-from mcjax.sched.state import LinkEstimate
+from mcjax.sched.state import PENDING_NS, LinkEstimate
 from mcjax.sched.tenancy.fifo import FIFO
 from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Script
 from mcjax.workload.base import Workload
@@ -148,7 +148,7 @@ class CheckBench:
                     await aio.settle(work)
                 await aio.sleep_ns(NS_PER_S)  # longer than a lease
                 made.cluster.check_idle()
-                assert not made.conductor.state._pending.any()
+                assert not made.conductor.state._columns[PENDING_NS:].any()
                 assert not made.conductor.state._assignments
                 assert not made.frontend.running
                 for instance in made.cluster.instances.values():

@@ -40,7 +40,7 @@ class VirtualLoop:
     def __init__(self) -> None:
         self.mcjax_clock = self
         self._as_asyncio = cast("asyncio.AbstractEventLoop", self)  # it has all that tasks and futures need of one
-        self._now_ns = 0
+        self.current_ns = 0
         self._sequence = 0
         self._heap: list[tuple[int, int, Timer]] = []
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None]] = deque()
@@ -50,15 +50,17 @@ class VirtualLoop:
     # The clock
 
     def now_ns(self) -> int:
-        return self._now_ns
+        return self.current_ns
 
     def time(self) -> float:
-        return self._now_ns / 1e9
+        return self.current_ns / 1e9
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
-        timer = Timer(max(when_ns, self._now_ns), callback, args)
+        if when_ns < self.current_ns:
+            when_ns = self.current_ns
+        timer = Timer(when_ns, callback, args)
         self._sequence += 1
-        heapq.heappush(self._heap, (timer.when_ns, self._sequence, timer))
+        heapq.heappush(self._heap, (when_ns, self._sequence, timer))
         return timer
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
@@ -79,7 +81,7 @@ class VirtualLoop:
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Timer:
-        return self.call_at_ns(self._now_ns + round(delay * 1e9), callback, *args)
+        return self.call_at_ns(self.current_ns + round(delay * 1e9), callback, *args)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -91,13 +93,12 @@ class VirtualLoop:
 
     def create_task(
         self,
-        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        coro: Coroutine[Any, Any, T],
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        coroutine = cast("Coroutine[Any, Any, T]", coro)
-        task: asyncio.Task[T] = asyncio.Task(coroutine, loop=self._as_asyncio, name=name, context=context)
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self._as_asyncio, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._forget)
         return task
@@ -187,11 +188,13 @@ class VirtualLoop:
             if not heap:
                 raise Deadlock(self.who_waits())
             if until_ns is not None and heap[0][0] > until_ns:
-                self._now_ns = until_ns
+                self.current_ns = until_ns
                 return
             when_ns, _, timer = pop(heap)
-            self._now_ns = when_ns
-            cast("Callable[..., object]", timer.callback)(*timer.args)
+            self.current_ns = when_ns
+            callback = timer.callback
+            assert callback is not None
+            callback(*timer.args)
 
     def run_until(self, main: asyncio.Task[Any], until_ns: int) -> bool:
         """Advance to `until_ns` at most; True when `main` is done. For stepping by hand."""
@@ -214,7 +217,7 @@ class VirtualLoop:
 
     def who_waits(self) -> str:
         """Every task that has not ended, and the chain of awaits it stands in."""
-        lines = [f"at {self._now_ns / 1e9:.6f} s of virtual time these still wait:"]
+        lines = [f"at {self.current_ns / 1e9:.6f} s of virtual time these still wait:"]
         tasks = list(self._tasks)
         for task in tasks[:_REPORTED_TASKS]:
             lines.append(f"  {task.get_name()}: {_awaits(task)}")

@@ -115,7 +115,14 @@ class Roofline:
 
     def _compute_fs(self, tokens: int) -> int:
         """FLOPs of a whole prompt of `tokens` over the attainable rate."""
-        return formulas.prefill_flops(self.model, 0, tokens) * _FS_PER_S // self._flops_per_s
+        matmul, attention = self._flops
+        flops = tokens * matmul + formulas.attention_pairs(0, tokens) * attention
+        return flops * _FS_PER_S // self._flops_per_s
+
+    @cached_property
+    def _flops(self) -> tuple[int, int]:
+        """Of one token, and of one query over one key."""
+        return formulas.matmul_flops_per_token(self.model), formulas.attention_flops_per_pair(self.model)
 
     def _prompt_ns(self, tokens: int) -> int:
         """T(n), cumulative, rounded down to whole nanoseconds."""
@@ -165,7 +172,7 @@ class Roofline:
 
     @cached_property
     def _decode_rates_s(self) -> tuple[float, float, float, float, float]:
-        """A step's fixed time; a token of KV read; a sequence's and a cached token's compute; a sequence's all-reduces."""
+        """A step's fixed time, a token of KV read, a sequence's compute, a cached token's, a sequence's all-reduces."""
         parts_fs = (
             self._fixed_fs,
             self._kv_fs_per_token,

@@ -225,7 +225,9 @@ class Instance:
         """Decode to the end, or until preempted; then the pages have been out, and are back when this returns."""
         done: asyncio.Future[End] = aio.new_future()
         limit = job.request.max_tokens
-        sequence = Sequence(job.request, item, done, limit=limit, order=order, on_tokens=job.emit)
+        sequence = Sequence(
+            job.request, item, done, limit=limit, order=order, on_tokens=job.emit, streams=job.listener is not None
+        )
         self.loop.add_decode(sequence)
         try:
             end = await done

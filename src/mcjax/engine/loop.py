@@ -79,6 +79,7 @@ class StepLoop:
     async def leave(self, sequence: Sequence) -> None:
         """Take a sequence out; returns when no running step touches its pages any more."""
         removed = self._remove(sequence)
+        sequence.send()
         if not sequence.running or self._dead is not None:
             if removed:
                 self._on_change()
@@ -206,16 +207,22 @@ class StepLoop:
 
     def _ready_decodes(self) -> tuple[list[Sequence], int]:
         """The decodes that have room for a token, and how many steps they could go on together."""
-        decodes, rooms = list(self.decodes), self._rooms(self.decodes)
-        if rooms and min(rooms) <= 0:
+        decodes = list(self.decodes)
+        steps = self._steps(decodes)
+        if steps and min(steps) <= 0:
             self._grow_pages()
             decodes = [sequence for sequence in self.decodes if self._room(sequence) > 0]
-            rooms = self._rooms(decodes)
-        return decodes, min([*rooms, *[sequence.limit - sequence.item.generated for sequence in decodes]], default=0)
+            steps = self._steps(decodes)
+        return decodes, min(steps, default=0)
 
-    def _rooms(self, sequences: list[Sequence]) -> list[int]:
+    def _steps(self, decodes: list[Sequence]) -> list[int]:
+        """How far each could go on: until its pages are full, or its output is as long as it may be."""
         page_tokens = self._capacity.page_tokens
-        return [len(sequence.item.pages) * page_tokens - sequence.item.start for sequence in sequences]
+        return [
+            min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated)
+            for sequence in decodes
+            for item in (sequence.item,)
+        ]
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that still fit into its pages."""
@@ -236,10 +243,7 @@ class StepLoop:
         Where pages have run out it stands still. If it came before somebody else who holds pages here, the last of
         those is preempted: one at a time, since each frees more than a page.
         """
-        rooms = self._rooms(self.decodes)
-        if not rooms or min(rooms) > 0:
-            return False
-        starving = [s for s, room in zip(self.decodes, rooms, strict=True) if room <= 0 and not s.running]
+        starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
         grown = False
         for sequence in sorted(starving, key=lambda sequence: sequence.order):
             page = self._more_pages(1)
@@ -300,9 +304,13 @@ class StepLoop:
                 if seen:  # of a macro-step, what was there before it left
                     sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
                 continue
-            sequence.on_tokens(first, tokens, ends_ns)
+            if tokens is None and not sequence.streams:
+                sequence.unsent.append(ends_ns)
+            else:
+                sequence.on_tokens(first, tokens, ends_ns)
             if index in finished or item.generated >= sequence.limit:
                 self._remove(sequence)
+                sequence.send()
                 if not sequence.done.done():
                     sequence.done.set_result(End(None if tokens is None else int(tokens[-1]), end_ns, True))
         if decoded:

@@ -50,6 +50,17 @@ class Sequence:
     wait in this order, and of the decodes who came last makes room first."""
     on_chunk: Callable[[int, int, int], None] = field(default=_ignore_chunk)
     on_tokens: Callable[[int, Tokens | None, NDArray[np.int64]], None] = field(default=_ignore_tokens)
+    streams: bool = True
+    """Somebody wants each token as it comes; else those without ids may be told of together."""
+    unsent: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    """Ends of decode steps that nobody was told of yet."""
     running: bool = False
     left: asyncio.Future[None] | None = None
     left_ns: int = 0
+
+    def send(self) -> None:
+        """Tell of the tokens that were held back."""
+        if self.unsent:
+            ends_ns = self.unsent[0] if len(self.unsent) == 1 else np.concatenate(self.unsent)
+            self.unsent = []
+            self.on_tokens(self.item.generated - len(ends_ns), None, ends_ns)

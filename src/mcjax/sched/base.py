@@ -88,7 +88,8 @@ class Admission(Protocol):
 
 def is_asked(admission: Admission, stage: Stage) -> bool:
     """Whether an admission strategy wants to be asked at this stage."""
-    return stage in getattr(admission, "asked_at", tuple(Stage))
+    asked_at: Sequence[Stage] | None = getattr(admission, "asked_at", None)
+    return asked_at is None or stage in asked_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ class Job:
     output: list[int] | None
     produced: int = 0
     listener: Listener | None = None
+    request_id: int = field(init=False)
 
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
 
     def emit(self, first: int, tokens: Tokens | None, ends_ns: NDArray[np.int64]) -> None:
         """Output tokens number `first`, `first + 1`, ... exist; what the client already has (a replay) is left out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +150,7 @@ class ClusterState:
             return
         rows = np.asarray(report.values).reshape(-1, 2 + len(LOAD_COLUMNS))
         self._columns[: 1 + len(LOAD_COLUMNS), rows[:, 0]] = rows[:, 1:].T
-        for number, tick_ns, accepted in rows[:, :3].tolist():
+        for number, tick_ns, accepted in cast("list[list[int]]", rows[:, :3].tolist()):
             self._reported(self._all[number], tick_ns, accepted)
 
     def _reported(self, member: Member, tick_ns: int, accepted: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mcjax import aio
 from mcjax.cost.base import CostModel
 from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
-from mcjax.types import Scripts, Tokens
+from mcjax.types import Script, Scripts, Tokens
 
 NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -23,7 +23,7 @@ class SimExecutor:
         self.name = name
         self._capacity = capacity
         self._cost = cost
-        self._scripts = scripts
+        self._script = lru_cache(maxsize=4 * capacity.max_batch)(scripts.script)  # of those at work: each step asks
         self._ends_ns = NO_STEPS
         self._done: asyncio.Future[None] | None = None
         self._timer: aio.Timer | None = None
@@ -50,26 +50,26 @@ class SimExecutor:
     async def run(self, plan: StepPlan, max_steps: int) -> Progress:
         items = plan.items
         start_ns = aio.now_ns()
-        script_of = self._scripts.script
-        scripts = [script_of(item.request_id) for item in items]
+        scripts = [self._script(item.request_id) for item in items]
+        left = [script.output_tokens - item.generated for item, script in zip(items, scripts)]
         if items[0].kind is Kind.PREFILL:
             end_ns = start_ns + self._chunk_ns(items)
             await aio.sleep_until_ns(end_ns)
             ends_ns = np.array([end_ns], np.int64)
         else:
-            until_end = min([script.output_tokens - item.generated for item, script in zip(items, scripts)])
-            ends_ns = await self._decode(items, max(1, min(max_steps, until_end)), start_ns)
+            ends_ns = await self._decode(items, max(1, min(max_steps, *left)), start_ns)
         steps = len(ends_ns)
         self._busy_ns += int(ends_ns[-1]) - start_ns
-        finished: list[int] = []
-        tokens: list[Tokens | None] = []
-        for index, (item, script) in enumerate(zip(items, scripts)):
-            done = item.generated + steps
-            if item.samples and done >= script.output_tokens:
-                finished.append(index)
-            known = script.tokens is not None and item.samples
-            tokens.append(cast("Tokens", script.tokens)[item.generated : done] if known else None)
-        return Progress(steps, start_ns, ends_ns, tokens, tuple(finished))
+        finished = tuple([at for at, more in enumerate(left) if more <= steps and items[at].samples])
+        return Progress(steps, start_ns, ends_ns, self._tokens(items, scripts, steps), finished)
+
+    def _tokens(self, items: list[StepItem], scripts: list[Script], steps: int) -> list[Tokens | None]:
+        tokens: list[Tokens | None] = [None] * len(items)
+        for index, script in enumerate(scripts):
+            item = items[index]
+            if script.tokens is not None and item.samples:
+                tokens[index] = script.tokens[item.generated : item.generated + steps]
+        return tokens
 
     def _chunk_ns(self, items: list[StepItem]) -> int:
         """A step with prompt chunks: the first rides with the decodes, further ones add their own time."""
