@@ -89,6 +89,14 @@ def test_trace_block_size(mcjax: Command, trace: Path) -> None:
     assert "kvpool.block_tokens=32: the workload's block ids stand for 512 tokens; allowed: 512, null" in answer.err
 
 
+def test_a_trace_of_ids_cannot_be_served_for_real(mcjax: Command, trace: Path) -> None:
+    answer = mcjax("workload=mooncake", f"workload.path={trace}")
+    assert answer.status == 2
+    assert "workload=mooncake: names its blocks by ids and has no tokens" in answer.err
+    assert "backend=sim" in answer.err
+    assert "Traceback" not in answer.err
+
+
 def test_bad_trace_line(mcjax: Command, trace: Path) -> None:
     lines = trace.read_text().splitlines()
     trace.write_text("\n".join([*lines[:2], lines[2].replace('"output_length": ', '"output_length": -')]) + "\n")

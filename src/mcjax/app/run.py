@@ -172,6 +172,9 @@ def build(
     if workload.block_tokens and block_tokens != workload.block_tokens:
         problem = f"the workload's block ids stand for {workload.block_tokens} tokens"
         raise ConfigError("kvpool.block_tokens", block_tokens, problem, [workload.block_tokens, "null"])
+    if config.backend.name == "jax" and workload.block_tokens:
+        problem = "names its blocks by ids and has no tokens, which a real engine needs"
+        raise ConfigError("workload", workload.name, problem, ["backend=sim"])
     inputs = WorldInputs(
         model=model,
         hardware=hardware,

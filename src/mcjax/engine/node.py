@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from mcjax import aio
 from mcjax.errors import InstanceDown, LeaseLost, PoolFull, RequestTooLarge
 from mcjax.kvpool.holds import Hold, Pin, Reservation
@@ -41,6 +43,11 @@ class Node:
         pool = other.pool
         if count > pool.store.capacity:
             raise RequestTooLarge(owner, f"needs {count} blocks, pool {pool.node} has {pool.store.capacity}")
+        if not len(pool.space):  # nobody waits, so whoever finds room need not either
+            with suppress(PoolFull):
+                reservation = pool.reserve(owner, count, leased=other is not self)
+                self._keep(reservation, other)
+                return reservation
         found: list[Reservation] = []
 
         def attempt() -> bool:
