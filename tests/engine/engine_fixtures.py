@@ -55,7 +55,7 @@ class Rows(NullRecorder):
         self.decisions.append(decision)
         return decision
 
-    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int]) -> None:
+    def report(self, time_ns: int, tick_ns: int, source: str, kind: str, values: Any) -> None:
         self.reports.append((time_ns, tick_ns, source, kind, tuple(int(value) for value in values)))
 
     def request(self, row: RequestRow) -> None:

@@ -47,6 +47,11 @@ def load(
     return load_report(tick_ns, [(number, tick_ns, accepted, queue_ns, batch, tokens, 10_000 - tokens, 0)])
 
 
+def rows(report: Report) -> list[list[int]]:
+    """Number, tick and jobs accepted of each instance in a load report."""
+    return np.asarray(report.values).reshape(-1, 8)[:, :3].tolist()
+
+
 def expected_blocks(state: ClusterState) -> int:
     """How many blocks are counted somewhere by a decision alone."""
     return len(state.directory._expected) + sum(map(len, state.directory._expected_counts.values()))
@@ -65,7 +70,7 @@ def test_a_report_is_seen_at_the_next_tick_and_not_before() -> None:
         await aio.sleep_until_ns(PERIOD - 1)
         assert bus.read() == []
         await aio.sleep_until_ns(PERIOD)
-        assert [report.values[:3].tolist() for report in bus.read()] == [[number, PERIOD, 1]]
+        assert [rows(report) for report in bus.read()] == [[[number, PERIOD, 1]]]
         assert bus.read() == []
 
     virtual(main)
@@ -81,9 +86,9 @@ def test_only_the_last_row_before_a_tick_is_seen() -> None:
         await aio.sleep_until_ns(PERIOD)
         bus.load(first, (99, 0, 0, 0, 0, 0))  # after the tick: seen at the next one
         (report,) = bus.read()
-        assert report.values.reshape(2, -1)[:, :3].tolist() == [[first, PERIOD, 4], [second, PERIOD, 14]]
+        assert rows(report) == [[first, PERIOD, 4], [second, PERIOD, 14]]
         await aio.sleep_until_ns(2 * PERIOD)
-        assert [report.values[:3].tolist() for report in bus.read()] == [[first, 2 * PERIOD, 99]]
+        assert [rows(report) for report in bus.read()] == [[[first, 2 * PERIOD, 99]]]
 
     virtual(main)
 
