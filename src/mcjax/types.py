@@ -19,7 +19,7 @@ BlockKey = bytes
 """Opaque, chained: it stands for a block of tokens and everything before it, under one namespace."""
 
 BlockId = int
-"""A `BlockKey` interned to a dense id, valid inside one process and one run."""
+"""Stands for a `BlockKey` inside one process and one run. Below 2^63."""
 
 Tokens = NDArray[np.int32]
 

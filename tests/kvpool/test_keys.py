@@ -123,13 +123,44 @@ def test_keys_do_not_depend_on_how_an_array_is_stored(dtype):
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), token_lists), max_size=8))
 @settings(max_examples=50)
-def test_ids_are_dense_and_equal_exactly_when_keys_are(requests):
+def test_ids_are_equal_exactly_when_keys_are(requests):
     names = namer()
     by_key: dict[bytes, int] = {}
     for tenant, tokens in requests:
         for block in names.from_tokens(tenant, np.array(tokens, np.int32)):
             assert by_key.setdefault(names.table.key(block), block) == block
-    assert sorted(by_key.values()) == list(range(len(names.table)))
+    assert len(set(by_key.values())) == len(by_key)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9) | st.integers(2**40 - 2, 2**63), max_size=5)),
+        max_size=8,
+    ),
+    token_lists,
+)
+@settings(max_examples=80)
+def test_trace_ids_of_any_size_never_stand_for_two_blocks(
+    requests: list[tuple[str, list[int]]], tokens: list[int]
+) -> None:
+    names = namer()
+    keys: dict[int, bytes] = {}
+    for tenant, trace_ids in requests:
+        blocks = names.from_trace_ids(tenant, trace_ids, len(trace_ids))
+        assert [names.table.key(block) for block in blocks] == [
+            key_from_trace_id(names.space(tenant), trace_id) for trace_id in trace_ids
+        ]
+        keys.update((block, names.table.key(block)) for block in blocks)
+    for block in names.from_tokens("a", np.array(tokens, np.int32)):
+        assert keys.setdefault(block, names.table.key(block)) == names.table.key(block)
+    assert len(set(keys.values())) == len(keys)
+    assert all(0 <= block < 2**63 for block in keys)
+
+
+def test_the_first_namespace_of_a_trace_keeps_its_ids() -> None:
+    names = namer()
+    assert names.from_trace_ids("a", (7, 8, 9), 2) == (7, 8)
+    assert not set(names.from_trace_ids("b", (7, 8), 2)) & {7, 8}
 
 
 def test_trace_blocks_follow_their_ids_and_the_partial_one_stays_private():

@@ -1,6 +1,6 @@
 """Names of blocks. A key says: these tokens, after exactly these, for this model and layout, under this tenant's salt.
 
-Keys are SHA-256, chained, and equal across processes and restarts. Inside a run they are interned to dense ids.
+Keys are SHA-256, chained, and equal across processes and restarts. Inside a run small numbers stand for them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -50,52 +49,58 @@ def key_from_trace_id(space: bytes, trace_id: int) -> BlockKey:
     return hashlib.sha256(space + b"trace" + trace_id.to_bytes(8, "little")).digest()
 
 
+TRACE_SPAN = 1 << 40
+"""Ids of a trace below this are block ids as they are, moved up by one span a namespace."""
+
+_KEYS_FROM = 1 << 62
+_MAX_SPACES = _KEYS_FROM // TRACE_SPAN
+
+
 class KeyTable:
-    """Interns keys to dense ids for one run. A trace block's digest is only computed if somebody asks for it."""
+    """Interns keys to ids for one run. A trace block's digest is only computed if somebody asks for it.
+
+    What a trace of millions of blocks names by small numbers costs nothing to name here: the first namespace's trace
+    ids are its block ids. Keys, and trace ids that are no small numbers, are numbered as they come.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[BlockKey, BlockId] = {}
-        self._trace_ids: dict[bytes, dict[int, BlockId]] = {}
-        self._keys: list[BlockKey | int] = []
-        """By id: the key, or of a trace block its trace id, in the namespace `_spaces[_space_of[id]]`."""
-        self._spaces: list[bytes] = []
-        self._space_of = array("I")
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self._keys: list[BlockKey] = []
+        self._spaces: dict[bytes, int] = {}
+        self._space_names: list[bytes] = []
 
     def intern(self, keys: Sequence[BlockKey]) -> tuple[BlockId, ...]:
         ids: list[BlockId] = []
         for key in keys:
             found = self._ids.get(key)
             if found is None:
-                found = len(self._keys)
+                found = _KEYS_FROM + len(self._keys)
                 self._ids[key] = found
                 self._keys.append(key)
-                self._space_of.append(0)
             ids.append(found)
         return tuple(ids)
 
     def intern_trace(self, space: bytes, trace_ids: Sequence[int]) -> tuple[BlockId, ...]:
-        known = self._trace_ids.get(space)
-        if known is None:
-            known = self._trace_ids[space] = {}
-            self._spaces.append(space)
-        ids: list[BlockId] = []
-        for trace_id in trace_ids:
-            found = known.get(trace_id)
-            if found is None:
-                found = len(self._keys)
-                known[trace_id] = found
-                self._keys.append(trace_id)
-                self._space_of.append(self._spaces.index(space))
-            ids.append(found)
-        return tuple(ids)
+        if not trace_ids:
+            return ()
+        number = self._spaces.setdefault(space, len(self._space_names))
+        if number == len(self._space_names):
+            self._space_names.append(space)
+        if number == 0 and 0 <= min(trace_ids) <= max(trace_ids) < TRACE_SPAN:
+            return tuple(trace_ids)
+        return tuple([self._of_trace(space, number, trace_id) for trace_id in trace_ids])
+
+    def _of_trace(self, space: bytes, number: int, trace_id: int) -> BlockId:
+        if 0 <= trace_id < TRACE_SPAN and number < _MAX_SPACES:
+            return number * TRACE_SPAN + trace_id
+        return self.intern([key_from_trace_id(space, trace_id)])[0]
 
     def key(self, block: BlockId) -> BlockKey:
         """The key behind an id."""
-        found = self._keys[block]
-        return found if isinstance(found, bytes) else key_from_trace_id(self._spaces[self._space_of[block]], found)
+        if block >= _KEYS_FROM:
+            return self._keys[block - _KEYS_FROM]
+        number, trace_id = divmod(block, TRACE_SPAN)
+        return key_from_trace_id(self._space_names[number], trace_id)
 
 
 class Salts:
