@@ -32,7 +32,7 @@ DETERMINISM = frozenset({"random", "datetime_now", "uuid", "secrets", "hash_id",
 """What a run that is a function of its config and seed must not use, wherever the code lives."""
 
 ABOVE_MECHANISMS = DETERMINISM | {"time", "asyncio", "create_task", "threads"}
-"""Decisions and procedures: also no time or concurrency but what aio.py offers."""
+"""Decisions and procedures: also no time or concurrency but what `aio` offers."""
 
 DECISIONS = ABOVE_MECHANISMS | {"waits"}
 """Pure synchronous functions: they cannot wait for anything."""
