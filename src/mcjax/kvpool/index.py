@@ -43,9 +43,6 @@ class BlockIndex:
         self.slots_of(blocks)
         return tuple(map(self._checksums.get, blocks, repeat(b""))) if self._checksums else (b"",) * len(blocks)
 
-    def parent(self, block: BlockId) -> BlockId | None:
-        return self._parents[block]
-
     def children(self, block: BlockId) -> int:
         """How many resident blocks continue it."""
         return self._children.get(block, 0)
