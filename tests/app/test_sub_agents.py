@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest_app import Answer
 
 import mcjax
 from mcjax.backends.check import schedule
@@ -48,6 +49,18 @@ class Parent:
         return turn if turn is None else replace(turn, children=tuple(others))
 
 
+Command = Callable[..., Answer]
+
+REAL = """
+import sys
+sys.path.insert(0, {folder!r})
+from test_sub_agents import Family, Synthetic, check_order, mcjax
+
+workload = Family(Synthetic(2, sessions=4, turns=2, rate_per_s=50, think_time_s=0.01))
+check_order(mcjax.run(["track.sinks.0.overview=false"], workload=workload, progress=False))
+"""
+
+
 class Family:
     """The sessions of `of` as one agent and its sub-agents, which start as long after its first turn as they did."""
 
@@ -82,9 +95,10 @@ def test_in_simulation() -> None:
     check_order(mcjax.run(words, workload=workload, progress=False))
 
 
-def test_on_the_real_engine() -> None:
-    workload = Family(Synthetic(2, sessions=4, turns=2, rate_per_s=50, think_time_s=0.01))
-    check_order(mcjax.run(["track.sinks.0.overview=false"], workload=workload, progress=False))
+def test_on_the_real_engine(fresh: Command) -> None:
+    """In a process of its own: how many devices jax has is settled at its first use."""
+    answer = fresh(code=REAL.format(folder=str(Path(__file__).parent)))
+    assert answer.status == 0, answer.err
 
 
 @pytest.mark.parametrize("seed", range(12))

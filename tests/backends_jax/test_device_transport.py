@@ -120,6 +120,7 @@ def test_stale_regions_are_refused_before_and_during(lab, direction):
         hold.set()
         [before] = await late.future
 
+        await node.executor.on_thread(lambda: None)  # the freed page is poisoned, which writes to it
         slots = node.pages.reserve(2)
         pages = node.pages.regions(slots)
         copy = Copy(pages, host) if direction == "out" else Copy(host, pages)
