@@ -95,6 +95,7 @@ def test_in_simulation() -> None:
     check_order(mcjax.run(words, workload=workload, progress=False))
 
 
+@pytest.mark.check_long
 def test_on_the_real_engine(fresh: Command) -> None:
     """In a process of its own: how many devices jax has is settled at its first use."""
     answer = fresh(code=REAL.format(folder=str(Path(__file__).parent)))
