@@ -16,6 +16,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax replay RUN                  decide a run's decisions again from its own log
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
+  mcjax validate [key=value ...]    the simulator against the real engine on this machine
   mcjax figures                     the published figures again: ours, published, difference
   mcjax --cfg job ...               print the config of a run without running it
 
@@ -48,6 +49,7 @@ COMMANDS = {
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",
     "fit": "mcjax.app.fit",
+    "validate": "mcjax.app.validate",
     "figures": "mcjax.app.figures.page",
 }
 """Each module has `command(arguments) -> exit status`, and is imported when it is asked for."""
