@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from mcjax.app.plugins import Plugins
 from mcjax.app.run import build, compose, run, workload_of
-from mcjax.app.validation.calibration import Effort, Found, calibrate
+from mcjax.app.validation.calibration import Effort, calibrate
+from mcjax.app.validation.found import Found
 from mcjax.cost.measured import Sizes
 from mcjax.errors import ConfigError, RunError
 from mcjax.kvpool.keys import KeyTable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.app.validation.calibration import quantiles
+from mcjax.app.validation.found import quantiles
 from mcjax.cost.measured import Copies, Measured, Overheads
 from mcjax.track.run import Run
 

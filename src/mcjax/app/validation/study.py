@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mcjax.app.run import compose
-from mcjax.app.validation.calibration import Found
 from mcjax.app.validation.comparison import Regime, Row, figures, regimes, rows
+from mcjax.app.validation.found import Found
 from mcjax.app.validation.page import markdown
 from mcjax.app.validation.plot import plot
 from mcjax.app.validation.points import SATURATED, Settings, measure, play

@@ -1,0 +1,112 @@
+"""What a calibration found: times by point, and the figures of a `cost=measured` that are taken from them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from mcjax.cost.measured import Copies, Line
+from mcjax.cost.measurements import Measurement
+from mcjax.types import NS_PER_S
+
+QUANTILES = 513
+"""Of the spread: fine enough for a ninety-ninth percentile."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What was measured. `alone` and `beside` hold nanoseconds by point: (start, length) or (batch, context)."""
+
+    prefill_alone: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    prefill_beside: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    decode_alone: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    decode_beside: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    off_device: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    onto_device: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    between_hosts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The medians of the steps that had the machine to themselves; a decode point's context is of the batch."""
+        chunks = [
+            Measurement("prefill", start, length, 0, 0, median(times) / NS_PER_S)
+            for (start, length), times in sorted(self.prefill_alone.items())
+        ]
+        steps = [
+            Measurement("decode", 0, 0, batch, batch * context, median(times) / NS_PER_S)
+            for (batch, context), times in sorted(self.decode_alone.items())
+        ]
+        return (*chunks, *steps)
+
+    def slowdown(self) -> dict[str, dict[str, float]]:
+        """How much longer each kind takes beside the other: the median over the points; never less than 1."""
+        found: dict[str, dict[str, float]] = {}
+        for kind, other, alone, beside in (
+            ("prefill", "decode", self.prefill_alone, self.prefill_beside),
+            ("decode", "prefill", self.decode_alone, self.decode_beside),
+        ):
+            factors = [median(times) / median(alone[point]) for point, times in beside.items() if alone.get(point)]
+            if factors:
+                found[kind] = {other: max(1.0, round(median(factors), 4))}
+        return found
+
+    def spread(self) -> dict[str, tuple[float, ...]]:
+        """What steps took over the median of their point, by kind, those beside others too: quantiles."""
+        found: dict[str, tuple[float, ...]] = {}
+        for kind, groups in (
+            ("prefill", (self.prefill_alone, self.prefill_beside)),
+            ("decode", (self.decode_alone, self.decode_beside)),
+        ):
+            ratios = [ns / median(times) for group in groups for times in group.values() for ns in times]
+            found[kind] = quantiles(ratios)
+        return found
+
+    def merged(self, other: Found) -> Found:
+        """All measurements of both."""
+        both = Found()
+        for item in fields(Found):
+            mine: dict[Any, list[float]] = getattr(both, item.name)
+            for part in (self, other):
+                for point, times in getattr(part, item.name).items():
+                    mine[point].extend(times)
+        return both
+
+    def as_json(self) -> dict[str, list[Any]]:
+        """Plain values, which `of_json` reads."""
+        return {
+            item.name: [[point, times] for point, times in getattr(self, item.name).items()] for item in fields(Found)
+        }
+
+    @classmethod
+    def of_json(cls, content: dict[str, list[Any]]) -> Found:
+        found = cls()
+        for item in fields(Found):
+            mine: dict[Any, list[float]] = getattr(found, item.name)
+            for entry in content[item.name]:
+                point: Any = entry[0]
+                mine[point if isinstance(point, int) else (int(point[0]), int(point[1]))].extend(entry[1])
+        return found
+
+    def copies(self) -> Copies:
+        return Copies(line(self.off_device), line(self.onto_device), line(self.between_hosts))
+
+
+def quantiles(ratios: Sequence[float]) -> tuple[float, ...]:
+    """Their distribution, least to most, in equal steps of probability."""
+    points = np.quantile(np.array(ratios), np.linspace(0, 1, QUANTILES))
+    return tuple(round(float(point), 4) for point in points)
+
+
+def line(times: dict[int, list[float]]) -> Line:
+    """Least squares through the medians; neither part is below 0."""
+    counts = np.array(sorted(times), np.float64)
+    ns = np.array([median(times[int(count)]) for count in counts], np.float64)
+    if len(counts) == 1:
+        return Line(0, round(float(ns[0] / counts[0])))
+    spread = counts - counts.mean()
+    each = max(0.0, float((spread * (ns - ns.mean())).sum() / (spread * spread).sum()))
+    return Line(max(0, round(float(ns.mean() - each * counts.mean()))), round(each))
