@@ -37,7 +37,7 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument("--loads", default=LOADS, help=f"shares of the capacity, besides saturation; {LOADS}")
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"of every load, each another seed; {REPEATS}")
     parser.add_argument("--sessions", type=int, default=None, help=f"of the workload in each run; {SESSIONS}")
-    parser.add_argument("--quick", action="store_true", help="one load, little of everything: does it work at all")
+    parser.add_argument("--quick", action="store_true", help="saturation only, little of everything: does it work")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -61,7 +61,7 @@ def _validate(options: argparse.Namespace, folder: Path) -> None:
     loads = _loads(options.loads)
     settings = Settings(
         overrides=tuple(options.overrides),
-        loads=loads[:1] if quick else loads,
+        loads=() if quick else loads,
         repeats=1 if quick else options.repeats,
         sessions=options.sessions or (QUICK_SESSIONS if quick else SESSIONS),
         effort=QUICK if quick else Effort(),

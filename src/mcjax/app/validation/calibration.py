@@ -31,11 +31,11 @@ TOKEN_IDS = 200
 class Effort:
     """How much is measured."""
 
-    rounds: int = 2
+    rounds: int = 3
     """Passes over all points; a point's time is the median of its passes."""
-    repeats: int = 2
+    repeats: int = 3
     """Chunks of a point in one pass."""
-    steps: int = 12
+    steps: int = 16
     """Decode steps of a point in one pass."""
     starts: int = 4
     """Cached lengths that chunks are measured after."""
@@ -158,8 +158,7 @@ async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> N
 
     async with _company(decode_on if beside else None, other):
         for start, length in _chunk_points(executor, effort):
-            for _ in range(effort.repeats):
-                times[start, length].append(await _chunk(executor, start, length))
+            times[start, length].append([await _chunk(executor, start, length) for _ in range(effort.repeats)])
 
 
 async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
@@ -174,8 +173,7 @@ async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> No
 
     async with _company(chunk_on if beside else None, other):
         for batch, context in _decode_points(executor, effort):
-            measured = await _decode(executor, batch, context, effort.steps)
-            times[batch, context].extend(measured)
+            times[batch, context].append(await _decode(executor, batch, context, effort.steps))
 
 
 class _company:

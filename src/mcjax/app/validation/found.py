@@ -18,27 +18,39 @@ QUANTILES = 513
 """Of the spread: fine enough for a ninety-ninth percentile."""
 
 
+Passes = dict[tuple[int, int], list[list[float]]]
+"""By point, (start, length) or (batch, context): nanoseconds of equal steps, a list a pass."""
+
+
+def _passes() -> Passes:
+    return defaultdict(list)
+
+
+def _times() -> dict[int, list[float]]:
+    return defaultdict(list)
+
+
 @dataclass(slots=True)
 class Found:
-    """What was measured. `alone` and `beside` hold nanoseconds by point: (start, length) or (batch, context)."""
+    """What was measured: steps alone and beside the other role, and copies by blocks."""
 
-    prefill_alone: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    prefill_beside: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    decode_alone: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    decode_beside: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    off_device: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    onto_device: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    between_hosts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    prefill_alone: Passes = field(default_factory=_passes)
+    prefill_beside: Passes = field(default_factory=_passes)
+    decode_alone: Passes = field(default_factory=_passes)
+    decode_beside: Passes = field(default_factory=_passes)
+    off_device: dict[int, list[float]] = field(default_factory=_times)
+    onto_device: dict[int, list[float]] = field(default_factory=_times)
+    between_hosts: dict[int, list[float]] = field(default_factory=_times)
 
     def measurements(self) -> tuple[Measurement, ...]:
         """The medians of the steps that had the machine to themselves; a decode point's context is of the batch."""
         chunks = [
-            Measurement("prefill", start, length, 0, 0, median(times) / NS_PER_S)
-            for (start, length), times in sorted(self.prefill_alone.items())
+            Measurement("prefill", start, length, 0, 0, middle(passes) / NS_PER_S)
+            for (start, length), passes in sorted(self.prefill_alone.items())
         ]
         steps = [
-            Measurement("decode", 0, 0, batch, batch * context, median(times) / NS_PER_S)
-            for (batch, context), times in sorted(self.decode_alone.items())
+            Measurement("decode", 0, 0, batch, batch * context, middle(passes) / NS_PER_S)
+            for (batch, context), passes in sorted(self.decode_alone.items())
         ]
         return (*chunks, *steps)
 
@@ -49,27 +61,31 @@ class Found:
             ("prefill", "decode", self.prefill_alone, self.prefill_beside),
             ("decode", "prefill", self.decode_alone, self.decode_beside),
         ):
-            factors = [median(times) / median(alone[point]) for point, times in beside.items() if alone.get(point)]
+            factors = [middle(passes) / middle(alone[point]) for point, passes in beside.items() if point in alone]
             if factors:
                 found[kind] = {other: max(1.0, round(median(factors), 4))}
         return found
 
     def spread(self) -> dict[str, tuple[float, ...]]:
-        """What steps took over the median of their point, by kind, those beside others too: quantiles."""
+        """What steps took over the median of their pass, by kind, those beside others too: quantiles.
+
+        Of their pass, since from one pass to the next the whole machine may have become slower: that is no unsteadiness
+        of steps that follow each other.
+        """
         found: dict[str, tuple[float, ...]] = {}
         for kind, groups in (
             ("prefill", (self.prefill_alone, self.prefill_beside)),
             ("decode", (self.decode_alone, self.decode_beside)),
         ):
-            ratios = [ns / median(times) for group in groups for times in group.values() for ns in times]
-            found[kind] = quantiles(ratios)
+            every = [times for group in groups for passes in group.values() for times in passes]
+            found[kind] = quantiles([ns / median(times) for times in every for ns in times])
         return found
 
     def merged(self, other: Found) -> Found:
         """All measurements of both."""
         both = Found()
         for item in fields(Found):
-            mine: dict[Any, list[float]] = getattr(both, item.name)
+            mine: dict[Any, list[Any]] = getattr(both, item.name)
             for part in (self, other):
                 for point, times in getattr(part, item.name).items():
                     mine[point].extend(times)
@@ -85,7 +101,7 @@ class Found:
     def of_json(cls, content: dict[str, list[Any]]) -> Found:
         found = cls()
         for item in fields(Found):
-            mine: dict[Any, list[float]] = getattr(found, item.name)
+            mine: dict[Any, list[Any]] = getattr(found, item.name)
             for entry in content[item.name]:
                 point: Any = entry[0]
                 mine[point if isinstance(point, int) else (int(point[0]), int(point[1]))].extend(entry[1])
@@ -93,6 +109,11 @@ class Found:
 
     def copies(self) -> Copies:
         return Copies(line(self.off_device), line(self.onto_device), line(self.between_hosts))
+
+
+def middle(passes: Sequence[Sequence[float]]) -> float:
+    """The median of the passes' medians."""
+    return median(median(times) for times in passes)
 
 
 def quantiles(ratios: Sequence[float]) -> tuple[float, ...]:
