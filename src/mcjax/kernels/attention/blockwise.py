@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
+from mcjax.kernels.attention.pages import read
 from mcjax.kernels.attention.reference import MASKED_SCORE
 
 # Keys in a block, at least. Measured on two shared x86 cores with the built-in model: 64 is as fast as 128 or 256 on
@@ -21,7 +22,7 @@ BLOCK_TOKENS = 64
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Float[Array, "P L 2 page Hkv D"],
+    pages: Shaped[Array, "P L 2 page Hkv D"],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
@@ -42,7 +43,7 @@ def paged_attention(
     def block(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, mixed = state  # [B, Hkv, G T], same, [B, Hkv, G T, D]
         table = jax.lax.dynamic_slice_in_dim(page_table, index * block_pages, block_pages, axis=1)
-        gathered = pages[table, layer]  # [B, block_pages, 2, page, Hkv, D]
+        gathered = read(pages, layer, table)  # [B, block_pages, 2, page, Hkv, D]
         keys = gathered[:, :, 0].reshape(batch, block_tokens, kv_heads, head_dim)
         values = gathered[:, :, 1].reshape(batch, block_tokens, kv_heads, head_dim).astype(jnp.float32)
         key_positions = index * block_tokens + jnp.arange(block_tokens, dtype=positions.dtype)
