@@ -1,8 +1,8 @@
 """The few compiled programs that an executor runs. Each has one shape, so each row's bits depend on that row alone.
 
 model: a batch of rows of one width, to logits (a chunk of a prompt is one row, a decode step one token a row). sampler:
-logits to tokens. gather, scatter: a fixed number of whole pages, for transfers. Compiled ahead of time, once a device;
-any other shape is refused, not recompiled.
+logits to tokens, plainly or with all that a request may ask for. gather, scatter, duplicate: a fixed number of whole
+pages, for transfers. Compiled ahead of time, once a device; any other shape is refused, not recompiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from mcjax.backends.jax.sampling import sample
+from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
 from mcjax.models.llama import Llama, LlamaConfig
@@ -141,6 +141,11 @@ class DevicePrograms:
         """`(logits [batch, V], words [batch, 3], temperatures [batch]) -> [batch, 2]`, see `sampling.sample`"""
         return self._get(f"sampler {batch}", lambda: self._sampler(batch))
 
+    def full_sampler(self, batch: int) -> Callable[..., Array]:
+        """`(logits [batch, V], words [batch, FULL_WORDS + max_context_tokens], numbers [batch, 6]) -> [batch, 3 + 2K]`,
+        see `sampling.sample_fully`"""
+        return self._get(f"full sampler {batch}", lambda: self._full_sampler(batch))
+
     @property
     def gather(self) -> Callable[..., Array]:
         """`(pages, slots [W]) -> [W, L, 2, page, Hkv, D]`"""
@@ -154,6 +159,16 @@ class DevicePrograms:
             return pages.at[slots].set(blocks)
 
         return self._get("scatter", lambda: jax.jit(put, donate_argnums=0).lower(*self._move()))
+
+    @property
+    def duplicate(self) -> Callable[..., Array]:
+        """`(pages, sources [W], targets [W]) -> pages`"""
+
+        def put(pages: Array, sources: Array, targets: Array) -> Array:
+            return pages.at[targets].set(pages[sources])
+
+        pages, slots, _ = self._move()
+        return self._get("duplicate", lambda: jax.jit(put, donate_argnums=0).lower(pages, slots, slots))
 
     def _get(self, name: str, lower: Callable[[], Any]) -> Any:
         found = self._compiled.get(name)
@@ -180,6 +195,11 @@ class DevicePrograms:
         logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
         words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
         return jax.jit(sample).lower(logits, words, temperatures)
+
+    def _full_sampler(self, batch: int) -> Any:
+        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        words = self._spec((batch, FULL_WORDS + self._programs.geometry.max_context_tokens), jnp.int32)
+        return jax.jit(sample_fully).lower(logits, words, self._spec((batch, FULL_NUMBERS), jnp.float32))
 
     def _move(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         geometry = self._programs.geometry
