@@ -246,7 +246,7 @@ class JaxExecutor:
         return padded
 
     def _poison(self, slots: list[int]) -> None:
-        nan = np.full((len(slots), *self._programs.page_shape), np.nan, dtype=self._programs.dtype)
+        nan = np.full((len(slots), *self._programs.page_shape), self._programs.unwritten, dtype=self._programs.dtype)
         self.write_pages(slots, nan.reshape(len(slots), -1).view(np.uint8))
 
     def _work(self) -> None:

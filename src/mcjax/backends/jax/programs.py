@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.pages import page_dtype
 from mcjax.models.llama import Llama, LlamaConfig
 
 Device: TypeAlias = Any
@@ -78,7 +79,9 @@ class Programs:
         self.config: LlamaConfig = model.config
         self.geometry = geometry
         self.page_shape = model.config.page_shape(geometry.page_tokens)
-        self.dtype: np.dtype[Any] = jnp.dtype(model.config.dtype)
+        self.dtype: np.dtype[Any] = page_dtype(model.config.dtype)
+        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.dtype)
+        """NaN, as the pages hold it."""
         self.page_bytes = int(np.prod(self.page_shape)) * self.dtype.itemsize
         self._graph, state = nnx.split(model)
         self.leaves, self._tree = jax.tree.flatten(state)
@@ -89,7 +92,7 @@ class Programs:
     def new_pages(self, device: Device) -> Float[Array, "P+1 L 2 page Hkv D"]:
         """Pages and the scratch page, all NaN: whoever reads what nobody wrote shows it."""
         shape = (self.geometry.pages + 1, *self.page_shape)
-        return jnp.full(shape, jnp.nan, dtype=self.dtype, device=device)
+        return jnp.full(shape, self.unwritten, dtype=self.dtype, device=device)
 
     def on(self, device: Device) -> DevicePrograms:
         """The programs of `device`. Thread-safe."""
