@@ -23,10 +23,14 @@ def page_dtype(dtype: str) -> np.dtype[Any]:
 
 def read(
     pages: Shaped[Array, "P L 2 page Hkv D"], layer: int, page_table: Int[Array, "B N"]
-) -> Float[Array, "B N 2 page Hkv D"]:
-    """Keys and values of one layer from the pages that a table names."""
-    found = pages[page_table, layer]
-    return jax.lax.bitcast_convert_type(found, jnp.bfloat16) if found.dtype == jnp.uint16 else found
+) -> tuple[Float[Array, "B S Hkv D"], Float[Array, "B S Hkv D"]]:
+    """Keys and values of one layer, from the pages that a table names, in the table's order."""
+    count, layers, _, page_tokens, kv_heads, head_dim = pages.shape
+    # Long rows and one index: XLA:CPU computes the indices of a gather number by number.
+    halves = pages.reshape(count * layers * 2, page_tokens, kv_heads * head_dim)
+    first = (page_table * layers + layer) * 2
+    shape = (page_table.shape[0], page_table.shape[1] * page_tokens, kv_heads, head_dim)
+    return _values(halves[first]).reshape(shape), _values(halves[first + 1]).reshape(shape)
 
 
 def write(
@@ -40,3 +44,7 @@ def write(
     if pages.dtype == jnp.uint16:
         entries = jax.lax.bitcast_convert_type(entries, jnp.uint16)
     return pages.at[page, layer, :, offset].set(entries)
+
+
+def _values(words: Shaped[Array, "..."]) -> Float[Array, "..."]:
+    return jax.lax.bitcast_convert_type(words, jnp.bfloat16) if words.dtype == jnp.uint16 else words

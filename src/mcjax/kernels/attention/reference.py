@@ -33,10 +33,7 @@ def paged_attention(
     page_tokens, kv_heads = pages.shape[3], pages.shape[4]
     span = page_table.shape[1] * page_tokens
 
-    gathered = read(pages, layer, page_table)  # [B, N, 2, page, Hkv, D]
-    keys = gathered[:, :, 0].reshape(batch, span, kv_heads, head_dim)
-    values = gathered[:, :, 1].reshape(batch, span, kv_heads, head_dim)
-
+    keys, values = read(pages, layer, page_table)  # [B, S, Hkv, D]
     key_positions = jnp.arange(span, dtype=positions.dtype)
     written = key_positions[None, :] <= positions.max(axis=1)[:, None]  # [B, S]
     visible = key_positions[None, None, :] <= positions[:, :, None]  # [B, T, S]
