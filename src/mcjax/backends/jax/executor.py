@@ -19,35 +19,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
+from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.plans import Call, Plan
-from mcjax.backends.jax.programs import Device, DevicePrograms, Geometry, Programs
+from mcjax.backends.jax.programs import DevicePrograms, Geometry, Programs
+from mcjax.backends.jax.tally import Tally
+from mcjax.backends.jax.warm_up import warm_up_jobs
 from mcjax.backends.progress import encode_failure, encode_progress
 from mcjax.engine.base import Capacity, OnStep, Progress, StepPlan
-from mcjax.errors import ConfigError, InstanceDown
+from mcjax.errors import InstanceDown
 from mcjax.types import NullRecorder, Recorder
 
 
 class JaxExecutor:
-    """One instance's compute. Implements `mcjax.engine.base.Executor` with `numerics=invariant`.
+    """One instance's compute, on a device or a few. Implements `mcjax.engine.base.Executor`.
 
-    A prefill item runs the prefill program by itself; all decode items of a plan share one call of the decode program;
-    the two are never fused. So a sequence's bits depend on nothing but its own tokens.
+    A prefill item runs a prefill program by itself; all decode items of a plan share one call of a decode program; the
+    two are never fused. If the geometry has one shape of each, a sequence's bits depend on nothing but its own tokens.
     """
 
     def __init__(
         self,
         name: str,
         programs: Programs,
-        device: Device,
+        device: Device | Place,
         recorder: Recorder | None = None,
-        numerics: str = "invariant",
     ):
-        if numerics != "invariant":
-            raise ConfigError("backend.numerics", numerics, "not supported", ("invariant",))
         self.name = name
         self._programs = programs
         self._device = device
         self._recorder = recorder or NullRecorder()
+        self.tally = Tally()
         self._calls = 0
         self._busy_ns = 0
         self._pages: jax.Array | None = None
@@ -136,16 +137,8 @@ class JaxExecutor:
 
     async def warm_up(self, prefill: bool = True, decode: bool = True) -> None:
         """Compile the programs that will be used and run each once, on the scratch page only."""
-
-        def job() -> None:
-            geometry = self.geometry
-            if prefill:
-                self.step(Plan.idle(geometry, 1, geometry.chunk_tokens))
-            if decode:
-                self.step(Plan.idle(geometry, geometry.max_batch, 1))
-            self.write_pages([geometry.pages], self.read_pages([geometry.pages]))
-
-        await self.on_thread(job)
+        for _, job in warm_up_jobs(self, prefill, decode):
+            await self.on_thread(job)
 
     async def on_thread(self, job: Callable[[], Any]) -> Any:
         """Run a host job and return what it returned, or raise what it raised."""
@@ -287,6 +280,7 @@ class JaxExecutor:
         while True:
             for call in plan.calls():
                 plan.produced(call.indices, self.step(call))
+            self.tally.add(plan)
             ends_ns.append(clock.wall_ns())
             if on_step is not None:
                 _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), ends_ns[-1])

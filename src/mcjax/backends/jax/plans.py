@@ -63,8 +63,8 @@ class Plan:
         items = plan.items
         return cls(
             max_steps=steps,
-            prefills=[_call([index], items, 1, geometry.chunk_tokens, geometry) for index in prefills],
-            decode=_call(decodes, items, geometry.max_batch, 1, geometry) if decodes else None,
+            prefills=[_call([index], items, 1, geometry.width(items[index].q_len), geometry) for index in prefills],
+            decode=_call(decodes, items, geometry.batch(len(decodes)), 1, geometry) if decodes else None,
             known=known,
             stops=[item.sampling.stop_tokens for item in items],
             samples=[item.samples for item in items],
