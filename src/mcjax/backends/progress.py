@@ -12,15 +12,14 @@ from mcjax.types import Logprobs
 
 
 class ExecutorFailed(McjaxError):
-    """A plan that its device could not run; the executor serves the next one. Names the instance and the cause.
+    """A step plan that raised. The message names the instance, and carries the type and text of what it was.
 
-    `lost_pages`: it cost what the instance's pages held, of all sequences.
+    `lost_pages`: the device's pages are gone with it, and so is everything on the instance; else only the sequences of
+    that plan are concerned.
     """
 
-    def __init__(self, instance: str, cause: str, lost_pages: bool = False):
-        super().__init__(f"executor {instance}: {cause}" + ("; its pages are lost" if lost_pages else ""))
-        self.instance = instance
-        self.cause = cause
+    def __init__(self, problem: str, lost_pages: bool = False):
+        super().__init__(problem)
         self.lost_pages = lost_pages
 
 
@@ -50,10 +49,10 @@ def encode_progress(progress: Progress) -> dict[str, Any]:
 
 
 def encode_failure(error: Failure) -> dict[str, Any]:
-    """`{down}` or `{error, lost_pages, instance}`, for a plan that raised."""
+    """`{down}` or `{error, lost_pages}`, for a plan that raised."""
     if isinstance(error, InstanceDown):
         return {"down": error.instance}
-    return {"error": error.cause, "lost_pages": error.lost_pages, "instance": error.instance}
+    return {"error": str(error), "lost_pages": error.lost_pages}
 
 
 def decode_progress(payload: dict[str, Any]) -> Progress:
@@ -61,7 +60,7 @@ def decode_progress(payload: dict[str, Any]) -> Progress:
     if "down" in payload:
         raise InstanceDown(payload["down"])
     if "error" in payload:
-        raise ExecutorFailed(payload["instance"], payload["error"], payload["lost_pages"])
+        raise ExecutorFailed(payload["error"], payload["lost_pages"])
     return Progress(
         steps=payload["steps"],
         start_ns=payload["start_ns"],

@@ -323,7 +323,9 @@ class JaxExecutor:
             try:
                 answer = self._run_plan(order)
             except Exception as problem:
-                answer = ExecutorFailed(self.name, one_line(problem), self.losses != order.losses)
+                lost = self.losses != order.losses
+                what = f"executor {self.name}: {one_line(problem)}" + ("; its pages are lost" if lost else "")
+                answer = ExecutorFailed(what, lost)
             _post(order.clock, order.deliver, answer, self.losses)
             self._under_way = None
 
