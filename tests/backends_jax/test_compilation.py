@@ -145,10 +145,11 @@ def test_a_forgotten_program_is_counted_and_leaves_an_event() -> None:
         await world.close()
 
     world.run(main)
-    assert world.figures()["compilations_after_warm_up"] == 2
-    assert recorder.events == [("compile", "p0", "model_2x1"), ("compile", "p0", "sampler_2")]
+    assert world.figures()["compilations_after_warm_up"] == 3
+    names = ["model_2x1", "sampler_2", "full_sampler_2"]
+    assert recorder.events == [("compile", "p0", name) for name in names]
     late = [(call, payload["what"]) for mechanism, call, payload in recorder.outcomes if mechanism == "compile"]
-    assert late == [(0, "model_2x1"), (1, "sampler_2")]
+    assert late == list(enumerate(names))
 
 
 def test_instances_that_join_later_are_prepared_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +20,13 @@ from mcjax.types import Role
 SIZES = (1, 2, 4)  # what four query heads can be cut into; two key heads lie whole on each of four devices
 PREFILL_PAGES = list(range(16))
 DECODE_PAGES = [39, 3, 22, 17, 8, 30, 1, 12, 25, 6, 33, 19, 14, 27, 36, 10]
+
+
+@dataclass
+class Model:
+    heads: int
+    kv_heads: int
+    d_ff: int
 
 
 @pytest.mark.parametrize(
@@ -50,11 +58,11 @@ def test_what_a_config_may_not_say(value: object, problem: str) -> None:
 
 
 def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do() -> None:
-    smollm2 = SimpleNamespace(heads=9, kv_heads=3, d_ff=1536)
+    smollm2 = Model(heads=9, kv_heads=3, d_ff=1536)
     with pytest.raises(ConfigError, match=r"9 query heads, 3 key heads .* 2 parts; allowed: 1, 3$"):
         check_divides(smollm2, 2)
     check_divides(smollm2, 3)
-    check_divides(SimpleNamespace(heads=8, kv_heads=2, d_ff=64), 8)
+    check_divides(Model(heads=8, kv_heads=2, d_ff=64), 8)
 
 
 def test_groups_are_disjoint_and_single_devices_may_be_shared() -> None:

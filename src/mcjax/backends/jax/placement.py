@@ -31,6 +31,9 @@ class Place:
         """A place as it is, or that of one device."""
         return where if isinstance(where, Place) else cls((where,))
 
+    def __str__(self) -> str:
+        return ", ".join(str(device) for device in self.devices)
+
     @property
     def size(self) -> int:
         return len(self.devices)

@@ -1,8 +1,9 @@
 """The few compiled programs that an executor runs. Each has one shape, so each row's bits depend on that row alone.
 
 model: a batch of rows of one width, to logits (a chunk of a prompt is one row, a decode step one token a row). sampler:
-logits to tokens. gather, scatter: a fixed number of whole pages, for transfers. new pages: their first content.
-Compiled ahead of time, once a place (a device, or a few of them); any other shape is refused, not recompiled.
+logits to tokens, plainly or with all that a request may ask for. gather, scatter, duplicate: a fixed number of whole
+pages, for transfers. new pages: their first content. Compiled ahead of time, once a place (a device, or a few of them);
+any other shape is refused, not recompiled.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from mcjax.backends.jax.buckets import ladder, smallest
 from mcjax.backends.jax.memory import NEW_PAGES
 from mcjax.backends.jax.placement import Device, Place
-from mcjax.backends.jax.sampling import sample
+from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
 from mcjax.models.llama import Llama, LlamaConfig
@@ -168,6 +169,11 @@ class DevicePrograms:
         """`(logits [batch, V], words [batch, 3], temperatures [batch]) -> [batch, 2]`, see `sampling.sample`"""
         return self._get(f"sampler {batch}", lambda name: self._sampler(name, batch))
 
+    def full_sampler(self, batch: int) -> Callable[..., Array]:
+        """`(logits [batch, V], words [batch, FULL_WORDS + max_context_tokens], numbers [batch, 6]) -> [batch, 3 + 2K]`,
+        see `sampling.sample_fully`"""
+        return self._get(f"full sampler {batch}", lambda name: self._full_sampler(name, batch))
+
     @property
     def gather(self) -> Callable[..., Array]:
         """`(pages, slots [W]) -> [W, L, 2, page, Hkv, D]`"""
@@ -195,6 +201,18 @@ class DevicePrograms:
             return jnp.full(spec.shape, jnp.nan, spec.dtype)
 
         return self._get(NEW_PAGES, lambda name: self._jit(name, fill, out=self._paged).lower())
+
+    @property
+    def duplicate(self) -> Callable[..., Array]:
+        """`(pages, sources [W], targets [W]) -> pages`"""
+
+        def put(pages: Array, sources: Array, targets: Array) -> Array:
+            return pages.at[targets].set(pages[sources])
+
+        pages, slots, _ = self._move()
+        return self._get(
+            "duplicate", lambda name: self._jit(name, put, out=self._paged, donate=0).lower(pages, slots, slots)
+        )
 
     def _get(self, name: str, lower: Callable[[str], Any]) -> Any:
         found = self.compiled.get(name)
@@ -232,6 +250,12 @@ class DevicePrograms:
         logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
         words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
         return self._jit(name, sample, self.place.whole).lower(logits, words, temperatures)
+
+    def _full_sampler(self, name: str, batch: int) -> Any:
+        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        words = self._spec((batch, FULL_WORDS + self._programs.geometry.max_context_tokens), jnp.int32)
+        numbers = self._spec((batch, FULL_NUMBERS), jnp.float32)
+        return self._jit(name, sample_fully, self.place.whole).lower(logits, words, numbers)
 
     def _move(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         geometry = self._programs.geometry

@@ -26,8 +26,12 @@ def warm_up_jobs(executor: JaxExecutor, prefill: bool, decode: bool) -> list[tup
         calls += [(f"decode of {batch}", batch, 1) for batch in geometry.batches]
 
     def step(batch: int, width: int) -> Job:
-        return lambda: executor.step(Plan.idle(geometry, batch, width))
+        return lambda: [executor.step(Plan.idle(geometry, batch, width, full)) for full in (False, True)]
 
     scratch = [geometry.pages]
-    move: Job = lambda: executor.write_pages(scratch, executor.read_pages(scratch))  # noqa: E731
+
+    def move() -> None:
+        executor.write_pages(scratch, executor.read_pages(scratch))
+        executor.copy_pages(scratch, scratch)
+
     return [("page copies", move), *((name, step(batch, width)) for name, batch, width in calls)]
