@@ -232,7 +232,7 @@ def test_programs_are_compiled_once_a_device(lab):
         await lab.decode(second, 1, 0, PAGES, 2)
         return count, second.compile_count
 
-    assert lab.run(main) == (9, 9), "two shapes of the model, two samplers of each, and three that move pages"
+    assert lab.run(main) == (10, 10), "two shapes of the model, two samplers of each, and four that make and move pages"
 
 
 def test_only_invariant_numerics(lab):

@@ -86,7 +86,7 @@ class Pages:
 
     def poison(self, slots: Sequence[int]) -> None:
         """Overwrite these pages with NaN."""
-        nan = np.full((len(slots), *self._programs.page_shape), np.nan, dtype=self._programs.dtype)
+        nan = np.full((len(slots), *self._programs.page_shape), self._programs.unwritten, dtype=self._programs.dtype)
         self.write(slots, nan.reshape(len(slots), -1).view(np.uint8))
 
     def drop(self) -> None:

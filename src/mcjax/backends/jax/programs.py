@@ -27,6 +27,7 @@ from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.pages import page_dtype
 from mcjax.models.llama import Llama, LlamaConfig
 
 HEADER = 2
@@ -93,7 +94,9 @@ class Programs:
         self.config: LlamaConfig = model.config
         self.geometry = geometry
         self.page_shape = model.config.page_shape(geometry.page_tokens)
-        self.dtype: np.dtype[Any] = jnp.dtype(model.config.dtype)
+        self.dtype: np.dtype[Any] = page_dtype(model.config.dtype)
+        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.dtype)
+        """NaN, as the pages hold it."""
         self.page_bytes = int(np.prod(self.page_shape)) * self.dtype.itemsize
         self._graph, state = nnx.split(model)
         found, self._tree = jax.tree_util.tree_flatten_with_path(state)
@@ -198,7 +201,7 @@ class DevicePrograms:
         spec = self._pages(self._programs.geometry.pages + 1)
 
         def fill() -> Array:
-            return jnp.full(spec.shape, jnp.nan, spec.dtype)
+            return jnp.full(spec.shape, self._programs.unwritten, spec.dtype)
 
         return self._get(NEW_PAGES, lambda name: self._jit(name, fill, out=self._paged).lower())
 
