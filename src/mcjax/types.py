@@ -6,12 +6,15 @@ Units are in the names (`_s`, `_ns`, `_bytes`, `_tokens`); times in `_ns` are in
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mcjax.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
 
@@ -50,11 +53,73 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampler parameters. Randomness is counter-based, keyed (seed, position): it knows nothing of batch or place."""
+    """Sampler parameters. Randomness is counter-based, keyed (seed, position): it knows nothing of batch or place.
+
+    Temperature 0 is greedy. Filters (`top_k`, `top_p`, `min_p`) apply after penalties and temperature, in that order.
+    The repetition penalty looks at prompt and output, presence and frequency penalties at the output alone. A stop
+    token ends the output and belongs to it; a stop string ends the text before it. Neither ends it before `min_tokens`.
+    """
 
     temperature: float = 0.0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    """Report log probabilities, with so many alternatives a token; None: none at all."""
+    n: int = 1
+    """So many outputs of one prompt, which share its pages. Output i > 0 draws from a seed of its own."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", 0 <= self.temperature < math.inf, "must be 0 or more"),
+            ("min_tokens", self.min_tokens >= 0, "must be 0 or more"),
+            ("top_k", self.top_k >= 0, "must be 0 (all) or more"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0, at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "must be from 0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "must be above 0"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "must be from -2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "must be from -2 to 2"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "must be 0 or more"),
+            ("n", self.n >= 1, "must be at least 1"),
+            ("stop_strings", all(self.stop_strings), "holds an empty string"),
+        )
+        for name, fine, problem in checks:
+            if not fine:
+                raise ConfigError(f"sampling.{name}", getattr(self, name), problem)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it needs to know which tokens there have been."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether temperature and seed are all that the choice of a token takes."""
+        filters = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        held = self.min_tokens > 0 and bool(self.stop_tokens)
+        return not (filters or held or self.penalises or self.logprobs is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """Log probabilities of `T` output tokens, of the model's own distribution (before penalties, temperature, filters).
+
+    `chosen`: `[T]` float32; `top_tokens`, `top`: `[T, K]` int32 and float32, the likeliest first.
+    """
+
+    chosen: NDArray[np.float32]
+    top_tokens: NDArray[np.int32]
+    top: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

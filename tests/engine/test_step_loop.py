@@ -53,7 +53,7 @@ class Clockwork:
     def interrupt(self) -> None:
         self.stop = True
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+    async def run(self, plan: StepPlan, max_steps: int, on_step: object = None) -> Progress:
         items = [(item.request_id, item.kind.value, item.start, item.q_len) for item in plan.items]
         self.plans.append((aio.now_ns(), items, max_steps))
         start_ns, ends_ns, self.stop = aio.now_ns(), list[int](), False

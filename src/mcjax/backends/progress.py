@@ -8,6 +8,7 @@ import numpy as np
 
 from mcjax.engine.base import Progress
 from mcjax.errors import McjaxError
+from mcjax.types import Logprobs
 
 
 class ExecutorFailed(McjaxError):
@@ -15,13 +16,23 @@ class ExecutorFailed(McjaxError):
 
 
 def encode_progress(progress: Progress) -> dict[str, Any]:
-    """`{steps, start_ns, ends_ns, tokens, finished}`; see `mcjax.engine.base.Progress`."""
+    """`{steps, start_ns, ends_ns, tokens, finished}`, and `failed` and `logprobs` where there are any; see
+    `mcjax.engine.base.Progress`."""
+    rare: dict[str, Any] = {}
+    if progress.failed:
+        rare["failed"] = [[index, why] for index, why in progress.failed.items()]
+    if progress.logprobs:
+        rare["logprobs"] = [
+            [index, found.chosen.tolist(), found.top_tokens.tolist(), found.top.tolist()]
+            for index, found in progress.logprobs.items()
+        ]
     return {
         "steps": progress.steps,
         "start_ns": progress.start_ns,
         "ends_ns": progress.ends_ns.tolist(),
         "tokens": [None if tokens is None else tokens.tolist() for tokens in progress.tokens],
         "finished": list(progress.finished),
+        **rare,
     }
 
 
@@ -40,4 +51,10 @@ def decode_progress(payload: dict[str, Any]) -> Progress:
         ends_ns=np.asarray(payload["ends_ns"], dtype=np.int64),
         tokens=[None if tokens is None else np.asarray(tokens, dtype=np.int32) for tokens in payload["tokens"]],
         finished=tuple(payload["finished"]),
+        failed=dict(payload.get("failed", ())),
+        logprobs={index: _logprobs(*found) for index, *found in payload.get("logprobs", ())},
     )
+
+
+def _logprobs(chosen: list[float], top_tokens: list[list[int]], top: list[list[float]]) -> Logprobs:
+    return Logprobs(np.array(chosen, np.float32), np.array(top_tokens, np.int32), np.array(top, np.float32))

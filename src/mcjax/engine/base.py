@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.kvpool.base import BlockStore
-from mcjax.types import Sampling, Tokens
+from mcjax.types import Logprobs, Sampling, Tokens
 
 
 class Kind(enum.Enum):
@@ -57,6 +58,10 @@ class StepItem:
     forced: int = 0
     """How many of the next tokens are already known (a replay after a loss): they are fed, not sampled."""
     adapter: str = ""
+    prompt: Tokens | None = None
+    """Where the sampler wants to know what there has been (`Sampling.penalises`): the whole prompt ..."""
+    output: list[int] = field(default_factory=list[int])
+    """... and the output so far, which whoever owns it goes on with."""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,8 @@ class Progress:
 
     `tokens[i]` are the tokens item i produced (`[0..steps]`; None where only counts exist: then one a step if it
     samples). `finished` holds the indices of items whose output ended (stop token, or the script's end), in order.
+    `failed` says of items that came to nothing (no finite logit) why, in words; the others are as if it had not been
+    there. `logprobs[i]` are those of `tokens[i]`, where they were asked for.
     """
 
     steps: int
@@ -79,6 +86,12 @@ class Progress:
     ends_ns: NDArray[np.int64]
     tokens: list[Tokens | None]
     finished: tuple[int, ...] = ()
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+    logprobs: dict[int, Logprobs] = field(default_factory=dict[int, Logprobs])
+
+
+OnStep = Callable[[int, Sequence[int | None], int], None]
+"""Hears of a step while its plan goes on: `(step, tokens, end_ns)`, a token (or None) for each item."""
 
 
 class Executor(Protocol):
@@ -88,8 +101,12 @@ class Executor(Protocol):
 
     def capacity(self) -> Capacity: ...
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
-        """Run up to `max_steps` equal steps; ends early when an item's output ends, or on `interrupt`."""
+    async def run(self, plan: StepPlan, max_steps: int, on_step: OnStep | None = None) -> Progress:
+        """Run up to `max_steps` equal steps; ends early when an item's output ends or fails, or on `interrupt`.
+
+        `on_step` is told of steps as they end, before the answer, where the executor learns of them one by one; the
+        answer tells of all.
+        """
         ...
 
     def interrupt(self) -> None:

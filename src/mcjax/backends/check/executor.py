@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mcjax import aio
 from mcjax.backends.check.digests import PageView, entry, next_token
 from mcjax.backends.check.store import ByteStore
-from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
+from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
 from mcjax.types import NS_PER_S, Scripts, Tokens
 
 STEP_S = (0.5e-3, 3e-3)
@@ -40,7 +40,7 @@ class CheckExecutor:
     def interrupt(self) -> None:
         self._stop = True
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+    async def run(self, plan: StepPlan, max_steps: int, on_step: OnStep | None = None) -> Progress:
         start_ns = aio.now_ns()
         self._stop = False
         ends_ns = self._ends_ns = []

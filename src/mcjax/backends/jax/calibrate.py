@@ -62,27 +62,26 @@ def _pages(geometry: Geometry) -> list[int]:
 
 def _chunk_ns(executor: JaxExecutor) -> tuple[float, float]:
     """A full chunk at the (start, end) of the context."""
-    geometry, programs = executor.geometry, executor.programs()
+    geometry = executor.geometry
     chunk = min(geometry.chunk_tokens, geometry.max_context_tokens)
-    heat = np.zeros(1, np.float32)
 
     def at(start: int) -> float:
         tokens = np.zeros(chunk, dtype=np.int32)
-        rows = pack_row(geometry.chunk_tokens, chunk, start, 0, tokens, _pages(geometry), geometry)[None]
-        return _median_ns(lambda: executor.step(programs.prefill, rows, heat))
+        call = Plan.idle(geometry, 1, geometry.chunk_tokens)
+        call.rows[0] = pack_row(geometry.chunk_tokens, chunk, start, tokens, _pages(geometry), geometry)
+        return _median_ns(lambda: executor.step(call))
 
     return at(0), at(geometry.max_context_tokens - chunk)
 
 
 def _step_ns(executor: JaxExecutor) -> tuple[float, float, float]:
     """A step with one short context, with a full batch of them, and with a full batch of the longest ones."""
-    geometry, programs = executor.geometry, executor.programs()
-    heat = np.zeros(geometry.max_batch, np.float32)
+    geometry = executor.geometry
 
     def at(batch: int, start: int) -> float:
-        rows, _ = Plan.idle(geometry, geometry.max_batch, 1)
-        rows[:batch] = pack_row(1, 1, start, 0, np.zeros(1, dtype=np.int32), _pages(geometry), geometry)
-        return _median_ns(lambda: executor.step(programs.decode, rows, heat))
+        call = Plan.idle(geometry, geometry.max_batch, 1)
+        call.rows[:batch] = pack_row(1, 1, start, np.zeros(1, dtype=np.int32), _pages(geometry), geometry)
+        return _median_ns(lambda: executor.step(call))
 
     return at(1, 0), at(geometry.max_batch, 0), at(geometry.max_batch, geometry.max_context_tokens - 1)
 

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.backends.jax.plans import Plan
+from mcjax.backends.jax.plans import Call, Plan
 from mcjax.backends.jax.programs import Device, DevicePrograms, Geometry, Programs
 from mcjax.backends.progress import encode_failure, encode_progress
-from mcjax.engine.base import Capacity, Progress, StepPlan
+from mcjax.engine.base import Capacity, OnStep, Progress, StepPlan
 from mcjax.errors import ConfigError, InstanceDown
 from mcjax.types import NullRecorder, Recorder
 
@@ -54,7 +54,7 @@ class JaxExecutor:
         self._interrupted = threading.Event()
         self._wake = threading.Condition()
         self._host_jobs: deque[Callable[[], None]] = deque()
-        self._plan: tuple[Plan, Callable[[Progress | BaseException], None], aio.WallClock] | None = None
+        self._plan: tuple[Plan, Callable[[Progress | BaseException], None], aio.WallClock, OnStep | None] | None = None
         self._running = False
         self._closing = False
         self._last_words: list[Callable[[], None]] = []
@@ -74,7 +74,7 @@ class JaxExecutor:
             max_context_tokens=geometry.max_context_tokens,
         )
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+    async def run(self, plan: StepPlan, max_steps: int, on_step: OnStep | None = None) -> Progress:
         """Run the plan: one step if it holds a prefill item, else up to `max_steps`. At least one step is done.
 
         `item.tokens` holds the `q_len` tokens to feed, then those already known to follow (`forced` of them): step k
@@ -107,7 +107,7 @@ class JaxExecutor:
         self._interrupted.clear()
         self._running = True
         with self._wake:
-            self._plan = (packed, deliver, clock)
+            self._plan = (packed, deliver, clock, on_step)
             self._wake.notify()
         return await _finished(future, self.interrupt)
 
@@ -138,11 +138,11 @@ class JaxExecutor:
         """Compile the programs that will be used and run each once, on the scratch page only."""
 
         def job() -> None:
-            geometry, programs = self.geometry, self.programs()
+            geometry = self.geometry
             if prefill:
-                self.step(programs.prefill, *Plan.idle(geometry, 1, geometry.chunk_tokens))
+                self.step(Plan.idle(geometry, 1, geometry.chunk_tokens))
             if decode:
-                self.step(programs.decode, *Plan.idle(geometry, geometry.max_batch, 1))
+                self.step(Plan.idle(geometry, geometry.max_batch, 1))
             self.write_pages([geometry.pages], self.read_pages([geometry.pages]))
 
         await self.on_thread(job)
@@ -224,12 +224,11 @@ class JaxExecutor:
         # The device may read the staged buffer in place: nothing may be reused before it is done.
         jax.block_until_ready(self._pages)
 
-    def step(
-        self, program: Callable[..., tuple[jax.Array, jax.Array]], rows: NDArray[np.int32], heat: NDArray[np.float32]
-    ) -> NDArray[np.int32]:
-        """One call of a step program; `[B]` tokens, when they are there."""
-        tokens, self._pages = program(self.programs().weights, self._held(), rows, heat)
-        return np.asarray(tokens)
+    def step(self, call: Call) -> NDArray[np.int32]:
+        """One call of the model and its sampler, one synchronisation; `[B, 2]`, see `sampling.sample`."""
+        programs = self.programs()
+        logits, self._pages = programs.model(call.batch, call.width)(programs.weights, self._held(), call.rows)
+        return np.asarray(programs.sampler(call.batch)(logits, call.words, call.temperatures))
 
     def programs(self) -> DevicePrograms:
         """The programs of this executor's device."""
@@ -264,9 +263,9 @@ class JaxExecutor:
             if job is None:
                 self._run_host_jobs()
                 continue
-            plan, deliver, clock = job
+            plan, deliver, clock, on_step = job
             try:
-                answer = self._run_plan(plan, clock)
+                answer = self._run_plan(plan, clock, on_step)
             except Exception as problem:
                 answer = problem
             _post(clock, deliver, answer)
@@ -279,19 +278,19 @@ class JaxExecutor:
             except Exception as problem:  # nobody waits for this job: the next plan says what went wrong
                 self._broken = problem
 
-    def _run_plan(self, plan: Plan, clock: aio.WallClock) -> Progress:
+    def _run_plan(self, plan: Plan, clock: aio.WallClock, on_step: OnStep | None) -> Progress:
         self._run_host_jobs()
         if self._broken is not None:
             raise self._broken
-        programs, ends_ns = self.programs(), []
+        ends_ns: list[int] = []
         start_ns = clock.wall_ns()
         while True:
-            for call in plan.prefills:
-                plan.produced(call.indices, self.step(programs.prefill, call.rows, call.temperatures))
-            if (call := plan.decode) is not None:
-                plan.produced(call.indices, self.step(programs.decode, call.rows, call.temperatures))
+            for call in plan.calls():
+                plan.produced(call.indices, self.step(call))
             ends_ns.append(clock.wall_ns())
-            if len(ends_ns) == plan.max_steps or plan.finished or self._interrupted.is_set():
+            if on_step is not None:
+                _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), ends_ns[-1])
+            if len(ends_ns) == plan.max_steps or plan.finished or plan.failed or self._interrupted.is_set():
                 break
             plan.advance()
             self._run_host_jobs()
@@ -301,6 +300,7 @@ class JaxExecutor:
             ends_ns=np.array(ends_ns, dtype=np.int64),
             tokens=plan.tokens(),
             finished=tuple(sorted(plan.finished)),
+            failed=dict(sorted(plan.failed.items())),
         )
 
 

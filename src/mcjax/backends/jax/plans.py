@@ -18,10 +18,17 @@ class Call:
     """One call of a step program: row r belongs to item `indices[r]`; rows beyond are padding (length 0)."""
 
     indices: list[int]
+    width: int
     rows: NDArray[np.int32]
     """`[B, HEADER + width + N]`, see `programs.pack_row`."""
+    words: NDArray[np.int32]
+    """`[B, 3]`: seed (high, low word) and the position of the token to come."""
     temperatures: NDArray[np.float32]
     """`[B]`"""
+
+    @property
+    def batch(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(slots=True)
@@ -37,6 +44,7 @@ class Plan:
     samples: list[bool]
     output: list[list[int]]
     finished: list[int] = field(default_factory=list[int])
+    failed: dict[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
     def of(cls, plan: StepPlan, max_steps: int, geometry: Geometry) -> Plan:
@@ -64,14 +72,16 @@ class Plan:
         )
 
     @staticmethod
-    def idle(geometry: Geometry, batch: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Rows and temperatures of a call without any sequence: it touches the scratch page only."""
-        call = _call([], [], batch, width, geometry)
-        return call.rows, call.temperatures
+    def idle(geometry: Geometry, batch: int, width: int) -> Call:
+        """A call without any sequence: it touches the scratch page only."""
+        return _call([], [], batch, width, geometry)
 
-    def produced(self, indices: list[int], sampled: NDArray[np.int32]) -> None:
-        """Take one step's tokens (`[B]`) for these items: a known token stands before a sampled one."""
-        for index, token in zip(indices, sampled.tolist(), strict=False):  # rows beyond the items are padding
+    def produced(self, indices: list[int], picked: NDArray[np.int32]) -> None:
+        """Take one step's answer (`[B, 2]`, see `sampling.sample`) for these items: a known token stands before a
+        sampled one, but no token is worth anything that comes of logits which are none."""
+        for index, (token, sound) in zip(indices, picked.tolist(), strict=False):  # rows beyond the items are padding
+            if not sound:
+                self.failed[index] = "its logits are not numbers"
             output = self.output[index]
             known = self.known[index]
             chosen = known[len(output)] if len(output) < len(known) else token
@@ -83,9 +93,18 @@ class Plan:
         """Feed every decode item the token it produced last, one position further."""
         assert self.decode is not None
         rows = self.decode.rows
+        self.decode.words[:, 2] += 1
         for row, index in enumerate(self.decode.indices):
             rows[row, 1] += 1
             rows[row, HEADER] = self.output[index][-1]
+
+    def calls(self) -> list[Call]:
+        """The calls of one step: each prompt's chunk by itself, then all decodes."""
+        return [*self.prefills, self.decode] if self.decode is not None else self.prefills
+
+    def last_tokens(self) -> list[int | None]:
+        """What the last step produced, by item; None for one that does not sample."""
+        return [output[-1] if samples else None for output, samples in zip(self.output, self.samples, strict=True)]
 
     def tokens(self) -> list[Tokens | None]:
         """`[steps]` tokens of each item that samples, none of the others."""
@@ -119,12 +138,20 @@ def _checked(item: StepItem, steps: int, geometry: Geometry) -> Tokens:
 def _call(indices: list[int], items: Sequence[StepItem], batch: int, width: int, geometry: Geometry) -> Call:
     rows = np.zeros((batch, HEADER + width + geometry.table_width), dtype=np.int32)
     rows[:, HEADER + width :] = geometry.pages
+    words = np.zeros((batch, 3), dtype=np.int32)
     temperatures = np.zeros(batch, dtype=np.float32)
     for row, index in enumerate(indices):
         item = items[index]
         assert item.tokens is not None
         used = item.pages[: geometry.table_width]
         fed = item.tokens[: item.q_len]
-        rows[row] = pack_row(width, item.q_len, item.start, item.sampling.seed, fed, used, geometry)
+        rows[row] = pack_row(width, item.q_len, item.start, fed, used, geometry)
+        words[row] = seed_words(item.sampling.seed, item.start + item.q_len)
         temperatures[row] = item.sampling.temperature
-    return Call(indices, rows, temperatures)
+    return Call(indices, width, rows, words, temperatures)
+
+
+def seed_words(seed: int, position: int) -> NDArray[np.int32]:
+    """`[3]` int32: the high and low word of a 64-bit seed, and a position."""
+    words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, position], dtype=np.uint32)
+    return words.view(np.int32)

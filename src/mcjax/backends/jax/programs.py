@@ -1,7 +1,8 @@
 """The few compiled programs that an executor runs. Each has one shape, so each row's bits depend on that row alone.
 
-prefill: one sequence, a chunk of fixed width. decode: a fixed batch, one token each. gather, scatter: a fixed number of
-whole pages, for transfers. Compiled ahead of time, once a device; any other shape is refused, not recompiled.
+model: a batch of rows of one width, to logits (a chunk of a prompt is one row, a decode step one token a row). sampler:
+logits to tokens, plainly or with all that a request may ask for. gather, scatter, duplicate: a fixed number of whole
+pages, for transfers. Compiled ahead of time, once a device; any other shape is refused, not recompiled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from mcjax.backends.jax.sampling import sample
+from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
 from mcjax.models.llama import Llama, LlamaConfig
@@ -27,7 +28,7 @@ from mcjax.models.llama import Llama, LlamaConfig
 Device: TypeAlias = Any
 """A `jax.Device`, which type checkers take for a variable."""
 
-HEADER = 4
+HEADER = 2
 """Words before the tokens and the page table in a packed row: see `pack_row`."""
 
 
@@ -55,16 +56,15 @@ class Geometry:
 
 
 def pack_row(
-    width: int, length: int, start: int, seed: int, tokens: NDArray[np.int32], pages: list[int], geometry: Geometry
+    width: int, length: int, start: int, tokens: NDArray[np.int32], pages: list[int], geometry: Geometry
 ) -> NDArray[np.int32]:
-    """`[HEADER + width + N]` int32: length, start, seed (high, low word), `width` tokens, page table.
+    """`[HEADER + width + N]` int32: length, start, `width` tokens, page table.
 
     One array a call, since each array handed to a device costs more than its bytes. Unused table entries name the
     scratch page.
     """
     row = np.zeros(HEADER + width + geometry.table_width, dtype=np.int32)
     row[0], row[1] = length, start
-    row[2:4] = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], dtype=np.uint32).view(np.int32)
     row[HEADER : HEADER + len(tokens)] = tokens
     row[HEADER + width :] = geometry.pages
     row[HEADER + width : HEADER + width + len(pages)] = pages
@@ -98,22 +98,20 @@ class Programs:
                 self._devices[device] = DevicePrograms(self, device)
             return self._devices[device]
 
-    def step(
+    def logits(
         self,
         width: int,
         weights: list[Array],
         pages: Float[Array, "P+1 L 2 page Hkv D"],
         rows: Int[Array, "B R"],
-        temperatures: Float[Array, " B"],
-    ) -> tuple[Int[Array, " B"], Float[Array, "P+1 L 2 page Hkv D"]]:
+    ) -> tuple[Float[Array, "B V"], Float[Array, "P+1 L 2 page Hkv D"]]:
+        """The model's step for packed rows (`pack_row`)."""
         model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
         lengths, starts = rows[:, 0], rows[:, 1]
-        seeds = jax.lax.bitcast_convert_type(rows[:, 2:4], jnp.uint32)
         tokens, table = rows[:, HEADER : HEADER + width], rows[:, HEADER + width :]
         step = jnp.arange(width, dtype=jnp.int32)[None, :]
         positions = jnp.where(step < lengths[:, None], starts[:, None] + step, -1)
-        logits, pages = model(tokens, positions, pages, table, lengths, self._attend)
-        return sample(logits, temperatures, seeds, starts + lengths), pages
+        return model(tokens, positions, pages, table, lengths, self._attend)
 
 
 class DevicePrograms:
@@ -132,18 +130,21 @@ class DevicePrograms:
 
     @property
     def count(self) -> int:
-        """Programs compiled so far, of four."""
+        """Programs compiled so far."""
         return len(self._compiled)
 
-    @property
-    def prefill(self) -> Callable[..., tuple[Array, Array]]:
-        """`(weights, pages, rows [1, HEADER + C + N], temperatures [1]) -> (tokens [1], pages)`"""
-        return self._get("prefill", lambda: self._step(1, self._programs.geometry.chunk_tokens))
+    def model(self, batch: int, width: int) -> Callable[..., tuple[Array, Array]]:
+        """`(weights, pages, rows [batch, HEADER + width + N]) -> (logits [batch, V], pages)`"""
+        return self._get(f"model {batch}x{width}", lambda: self._model(batch, width))
 
-    @property
-    def decode(self) -> Callable[..., tuple[Array, Array]]:
-        """`(weights, pages, rows [B, HEADER + 1 + N], temperatures [B]) -> (tokens [B], pages)`"""
-        return self._get("decode", lambda: self._step(self._programs.geometry.max_batch, 1))
+    def sampler(self, batch: int) -> Callable[..., Array]:
+        """`(logits [batch, V], words [batch, 3], temperatures [batch]) -> [batch, 2]`, see `sampling.sample`"""
+        return self._get(f"sampler {batch}", lambda: self._sampler(batch))
+
+    def full_sampler(self, batch: int) -> Callable[..., Array]:
+        """`(logits [batch, V], words [batch, FULL_WORDS + max_context_tokens], numbers [batch, 6]) -> [batch, 3 + 2K]`,
+        see `sampling.sample_fully`"""
+        return self._get(f"full sampler {batch}", lambda: self._full_sampler(batch))
 
     @property
     def gather(self) -> Callable[..., Array]:
@@ -158,6 +159,16 @@ class DevicePrograms:
             return pages.at[slots].set(blocks)
 
         return self._get("scatter", lambda: jax.jit(put, donate_argnums=0).lower(*self._move()))
+
+    @property
+    def duplicate(self) -> Callable[..., Array]:
+        """`(pages, sources [W], targets [W]) -> pages`"""
+
+        def put(pages: Array, sources: Array, targets: Array) -> Array:
+            return pages.at[targets].set(pages[sources])
+
+        pages, slots, _ = self._move()
+        return self._get("duplicate", lambda: jax.jit(put, donate_argnums=0).lower(pages, slots, slots))
 
     def _get(self, name: str, lower: Callable[[], Any]) -> Any:
         found = self._compiled.get(name)
@@ -174,11 +185,21 @@ class DevicePrograms:
     def _pages(self, count: int) -> jax.ShapeDtypeStruct:
         return self._spec((count, *self._programs.page_shape), self._programs.dtype)
 
-    def _step(self, batch: int, width: int) -> Any:
+    def _model(self, batch: int, width: int) -> Any:
         geometry = self._programs.geometry
         rows = self._spec((batch, HEADER + width + geometry.table_width), jnp.int32)
-        function = jax.jit(partial(self._programs.step, width), donate_argnums=1)
-        return function.lower(self.weights, self._pages(geometry.pages + 1), rows, self._spec((batch,), jnp.float32))
+        function = jax.jit(partial(self._programs.logits, width), donate_argnums=1)
+        return function.lower(self.weights, self._pages(geometry.pages + 1), rows)
+
+    def _sampler(self, batch: int) -> Any:
+        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
+        return jax.jit(sample).lower(logits, words, temperatures)
+
+    def _full_sampler(self, batch: int) -> Any:
+        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        words = self._spec((batch, FULL_WORDS + self._programs.geometry.max_context_tokens), jnp.int32)
+        return jax.jit(sample_fully).lower(logits, words, self._spec((batch, FULL_NUMBERS), jnp.float32))
 
     def _move(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         geometry = self._programs.geometry

@@ -20,8 +20,7 @@ from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts
 from mcjax.errors import ConfigError
 from mcjax.kvpool.stores.dram import DramStore
-from mcjax.models import builtin
-from mcjax.models.llama import LlamaConfig
+from mcjax.models import catalogue
 from mcjax.transfer.base import Transport
 from mcjax.transfer.transports.local import Local
 from mcjax.types import KVFormat, NullRecorder, Recorder, Role
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 
 class JaxWorld:
-    """Implements `mcjax.backends.base.World` with the built-in model of `seed`.
+    """Implements `mcjax.backends.base.World` with the model of a shape: its checkpoint, or built-in weights of `seed`.
 
     `pages`: device pages of each instance; `pool_blocks`: DRAM blocks of each node; `poison`: overwrite what is
     released with NaN; `devices`: how many CPU devices to ask JAX for (instance k computes on device k modulo what there
@@ -65,7 +64,7 @@ class JaxWorld:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
         self._shape = shape
-        self._config = LlamaConfig.from_shape(shape)
+        self._fingerprint = catalogue.fingerprint(shape, seed)
         self._seed = seed
         self._geometry = Geometry(pages, block_tokens, max_batch, chunk_tokens, max_context_tokens)
         if pages < self._geometry.table_width:
@@ -102,8 +101,8 @@ class JaxWorld:
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in self._devices]
 
     def kv_format(self) -> KVFormat:
-        """One group of full attention; the fingerprint names weights, seed and dtype."""
-        return self._shape.kv_format(self._geometry.page_tokens, builtin.fingerprint(self._config, self._seed))
+        """One group of full attention; the fingerprint names weights and dtype."""
+        return self._shape.kv_format(self._geometry.page_tokens, self._fingerprint)
 
     def cost(self) -> CostModel:
         """What `prepare` measured. Raises `RuntimeError` before."""
@@ -182,8 +181,8 @@ class JaxWorld:
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
-            model = builtin.build(self._config, self._seed, self._geometry.max_context_tokens)
-            self._programs = Programs(model, self._geometry, self._attention)
+            loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens)
+            self._programs = Programs(loaded.model, self._geometry, self._attention)
         return self._programs
 
     def _executor(self, name: str) -> JaxExecutor:

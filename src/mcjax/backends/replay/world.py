@@ -18,7 +18,7 @@ from mcjax.backends.progress import decode_progress
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
 from mcjax.cost.padded import Padded
-from mcjax.engine.base import Capacity, InstanceParts, Progress, StepPlan
+from mcjax.engine.base import Capacity, InstanceParts, OnStep, Progress, StepPlan
 from mcjax.errors import RunError
 from mcjax.kvpool.stores.slots import SlotStore
 from mcjax.transfer.base import Copy, FutureHandle, Memory, Transport, TransportStats
@@ -82,7 +82,7 @@ class ReplayExecutor:
     def interrupt(self) -> None:
         pass  # what it led to is in the log
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+    async def run(self, plan: StepPlan, max_steps: int, on_step: OnStep | None = None) -> Progress:
         found = self._log.answer(self.name, self._calls)
         self._calls += 1
         if found is None:

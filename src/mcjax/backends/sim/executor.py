@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.cost.base import CostModel
-from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
+from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
 from mcjax.types import Script, Scripts, Tokens
 
 NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -47,7 +47,7 @@ class SimExecutor:
             self._ends_ns = self._ends_ns[: running + 1]
             self._wake_at_last_end()
 
-    async def run(self, plan: StepPlan, max_steps: int) -> Progress:
+    async def run(self, plan: StepPlan, max_steps: int, on_step: OnStep | None = None) -> Progress:
         items = plan.items
         start_ns = aio.now_ns()
         scripts = [self._script(item.request_id) for item in items]
