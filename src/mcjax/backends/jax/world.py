@@ -29,8 +29,8 @@ from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts
 from mcjax.errors import ConfigError
 from mcjax.kvpool.stores.dram import DramStore
-from mcjax.models import builtin
-from mcjax.models.llama import Llama, LlamaConfig
+from mcjax.models import catalogue
+from mcjax.models.llama import Llama
 from mcjax.transfer.base import Transport
 from mcjax.transfer.transports.local import Local
 from mcjax.types import KVFormat, NullRecorder, Recorder, Role
@@ -46,7 +46,7 @@ WIDTH_MULTIPLE = 8
 
 
 class JaxWorld:
-    """Implements `mcjax.backends.base.World` with the built-in model of `seed`.
+    """Implements `mcjax.backends.base.World` with the model of a shape: its checkpoint, or built-in weights of `seed`.
 
     `pages`: device pages of each instance (None: as many as fit); `pool_blocks`: DRAM blocks of each node; `poison`:
     overwrite what is released with NaN; `roles`: of all instances to come, in the order in which they are made; `mesh`:
@@ -88,7 +88,7 @@ class JaxWorld:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
         self._shape = shape
-        self._config = LlamaConfig.from_shape(shape)
+        self._fingerprint = catalogue.fingerprint(shape, seed)
         self._seed = seed
         self.shares_decoded = numerics == "fast"  # else a decoded block's bits differ from what a prefill would give
         self._sample = chunks(prompt_tokens(), chunk_tokens) if numerics == "fast" else []
@@ -113,7 +113,7 @@ class JaxWorld:
         self._recorder = recorder or NullRecorder()
         sizes = read_meshes(mesh).sizes(roles)
         for size in sorted({*sizes}):
-            check_divides(self._config, size)
+            check_divides(shape, size)
         use_cache(compilation_cache)
         _ask_for_cpu_devices(sum(sizes))
         self._devices = jax.local_devices()
@@ -149,8 +149,8 @@ class JaxWorld:
         return [f"{_name(device)} {device.device_kind}" for device in used]
 
     def kv_format(self) -> KVFormat:
-        """One group of full attention; the fingerprint names weights, seed and dtype."""
-        return self._shape.kv_format(self._geometry.page_tokens, builtin.fingerprint(self._config, self._seed))
+        """One group of full attention; the fingerprint names weights and dtype."""
+        return self._shape.kv_format(self._geometry.page_tokens, self._fingerprint)
 
     def cost(self) -> CostModel:
         """What `prepare` measured. Raises `RuntimeError` before."""
@@ -302,7 +302,7 @@ class JaxWorld:
         self._watch.close()
 
     def _model(self) -> Llama:
-        return builtin.build(self._config, self._seed, self._geometry.max_context_tokens)
+        return catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
