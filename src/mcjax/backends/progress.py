@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 
 from mcjax.engine.base import Progress
-from mcjax.errors import McjaxError
+from mcjax.errors import ExecutorFailed
 from mcjax.types import Logprobs
-
-
-class ExecutorFailed(McjaxError):
-    """The executor's thread raised. The message carries the type and text of what it was."""
 
 
 def encode_progress(progress: Progress) -> dict[str, Any]:
@@ -37,14 +33,16 @@ def encode_progress(progress: Progress) -> dict[str, Any]:
 
 
 def encode_failure(error: BaseException) -> dict[str, Any]:
-    """`{error}`, for a plan that raised."""
-    return {"error": f"{type(error).__name__}: {error}"}
+    """`{error, lost_pages}`, for a plan that raised."""
+    if isinstance(error, ExecutorFailed):
+        return {"error": str(error), "lost_pages": error.lost_pages}
+    return {"error": f"{type(error).__name__}: {error}", "lost_pages": False}
 
 
 def decode_progress(payload: dict[str, Any]) -> Progress:
     """The inverse of `encode_progress`. Raises `ExecutorFailed` for what `encode_failure` wrote."""
     if "error" in payload:
-        raise ExecutorFailed(payload["error"])
+        raise ExecutorFailed(payload["error"], payload["lost_pages"])
     return Progress(
         steps=payload["steps"],
         start_ns=payload["start_ns"],
