@@ -157,6 +157,8 @@ SHAPE = {
     "dtype_bytes": 2,
     "kv_dtype_bytes": 2,
     "qk_norm": False,
+    "rope_theta": 5e5,
+    "norm_eps": 1e-6,
 }
 
 
@@ -165,8 +167,8 @@ def shape(**changes: Any) -> Any:
 
 
 def test_config_from_a_shape():
-    config = LlamaConfig.from_shape(shape(), rope_theta=5e5)
-    assert (config.dtype, config.rope_theta, config.heads) == ("bfloat16", 5e5, 2)
+    config = LlamaConfig.from_shape(shape())
+    assert (config.dtype, config.rope_theta, config.norm_eps, config.heads) == ("bfloat16", 5e5, 1e-6, 2)
     assert config.kv_bytes_per_token == 2 * 1 * 1 * 4 * 2
 
 

@@ -49,6 +49,10 @@ class Shape(Protocol):
     def kv_dtype_bytes(self) -> int: ...
     @property
     def qk_norm(self) -> bool: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def norm_eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,8 @@ class LlamaConfig:
             raise ConfigError("model.dtype", self.dtype, "not supported", ("float32", "bfloat16"))
 
     @classmethod
-    def from_shape(cls, shape: Shape, rope_theta: float = 10_000.0, norm_eps: float = 1e-5) -> LlamaConfig:
-        """The config of a model shape; what a shape does not say is given beside it.
+    def from_shape(cls, shape: Shape) -> LlamaConfig:
+        """The config of a model shape.
 
         Raises `ConfigError` for a shape that is no dense Llama, or whose KV is of another width than its weights.
         """
@@ -100,8 +104,8 @@ class LlamaConfig:
             d_ff=shape.d_ff,
             vocab=shape.vocab,
             tied_embeddings=shape.tied_embeddings,
-            rope_theta=rope_theta,
-            norm_eps=norm_eps,
+            rope_theta=shape.rope_theta,
+            norm_eps=shape.norm_eps,
             dtype=dtypes[shape.dtype_bytes],
         )
 
