@@ -31,11 +31,11 @@ TOKEN_IDS = 200
 class Effort:
     """How much is measured."""
 
-    rounds: int = 3
+    rounds: int = 6
     """Passes over all points; a point's time is the median of its passes."""
-    repeats: int = 3
+    repeats: int = 2
     """Chunks of a point in one pass."""
-    steps: int = 16
+    steps: int = 10
     """Decode steps of a point in one pass."""
     starts: int = 4
     """Cached lengths that chunks are measured after."""

@@ -111,6 +111,9 @@ class MeasuredWorld:
     async def remove(self, instance: str) -> None:
         pass
 
+    def figures(self) -> dict[str, Any]:
+        return {}
+
     async def close(self) -> None:
         pass
 
