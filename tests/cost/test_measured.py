@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcjax.cost.measured import Copies, Line, Machine, Measured, Overheads, Sizes, read, write
+from mcjax.cost.measured import Copies, Line, Machine, Measured, Overheads, Sizes, Spread, read, write
 from mcjax.cost.measurements import Measurement
 from mcjax.errors import ConfigError
 
@@ -42,7 +42,7 @@ MACHINE = Machine(
     slowdown={"prefill": {"decode": 1.5}, "decode": {"prefill": 1.25}},
     copies=Copies(Line(100, 10), Line(200, 20), Line(50, 5)),
     overheads=Overheads(400, 300, 200, 100),
-    spread={"decode": (0.9, 1.0, 1.3)},
+    spread={"decode": Spread((0.8, 1.5), (0.9, 1.0, 1.3))},
     notes={"by": "a test"},
 )
 COST = Measured(MACHINE)

@@ -72,6 +72,16 @@ class Overheads:
     """Until a copy is in the hands of its thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What equal steps took over their median: quantiles, from the least to the most, of two factors."""
+
+    by_plan: tuple[float, ...]
+    """One for all steps of a plan: the machine is slower for a while."""
+    by_step: tuple[float, ...]
+    """One for each of them."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """One machine, one model, one engine. `steps` were measured while nothing else computed."""
@@ -85,8 +95,8 @@ class Machine:
     machine; kinds are `prefill` and `decode`. One that is not named slows nothing."""
     copies: Copies
     overheads: Overheads
-    spread: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
-    """By kind of step: what equal steps took over their median, as quantiles, least to most. Without any: all 1."""
+    spread: Mapping[str, Spread] = field(default_factory=dict[str, Spread])
+    """By kind of step. Without any, equal steps take equally long."""
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Where the figures come from."""
 
@@ -185,6 +195,9 @@ def _machine(content: dict[str, Any]) -> Machine:
         slowdown={kind: {other: float(f) for other, f in factors.items()} for kind, factors in slowdown.items()},
         copies=Copies(**{name: Line(**line) for name, line in copies.items()}),
         overheads=Overheads(**content["overheads"]),
-        spread={kind: tuple(map(float, factors)) for kind, factors in content["spread"].items()},
+        spread={
+            kind: Spread(tuple(map(float, factors["by_plan"])), tuple(map(float, factors["by_step"])))
+            for kind, factors in content["spread"].items()
+        },
         notes=content.get("notes", {}),
     )

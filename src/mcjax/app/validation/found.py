@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mcjax.cost.measured import Copies, Line
+from mcjax.cost.measured import Copies, Line, Spread
 from mcjax.cost.measurements import Measurement
 from mcjax.types import NS_PER_S
 
@@ -66,19 +66,15 @@ class Found:
                 found[kind] = {other: max(1.0, round(median(factors), 4))}
         return found
 
-    def spread(self) -> dict[str, tuple[float, ...]]:
-        """What steps took over the median of their pass, by kind, those beside others too: quantiles.
-
-        Of their pass, since from one pass to the next the whole machine may have become slower: that is no unsteadiness
-        of steps that follow each other.
-        """
-        found: dict[str, tuple[float, ...]] = {}
+    def spread(self) -> dict[str, Spread]:
+        """How unsteady steps were, by kind, those beside others too: a pass stands for a plan."""
+        found: dict[str, Spread] = {}
         for kind, groups in (
             ("prefill", (self.prefill_alone, self.prefill_beside)),
             ("decode", (self.decode_alone, self.decode_beside)),
         ):
-            every = [times for group in groups for passes in group.values() for times in passes]
-            found[kind] = quantiles([ns / median(times) for times in every for ns in times])
+            points = [passes for group in groups for passes in group.values()]
+            found[kind] = spread_of([[ns / middle(passes) for ns in times] for passes in points for times in passes])
         return found
 
     def merged(self, other: Found) -> Found:
@@ -114,6 +110,13 @@ class Found:
 def middle(passes: Sequence[Sequence[float]]) -> float:
     """The median of the passes' medians."""
     return median(median(times) for times in passes)
+
+
+def spread_of(plans: Sequence[Sequence[float]]) -> Spread:
+    """From what each step of each plan took over what it was expected to take."""
+    by_plan = [median(ratios) for ratios in plans]
+    by_step = [ratio / level for ratios, level in zip(plans, by_plan, strict=True) for ratio in ratios]
+    return Spread(quantiles(by_plan), quantiles(by_step))
 
 
 def quantiles(ratios: Sequence[float]) -> tuple[float, ...]:

@@ -12,8 +12,14 @@ from mcjax.app.validation.comparison import FIGURES, WITHIN, Row
 from mcjax.track.plots import BLUE, GREY, ORANGE
 from mcjax.track.run import Run
 
-Sides = Mapping[str, tuple[Sequence[Run], Sequence[Run]]]
-"""By load: the real runs, and the simulated ones."""
+Sides = Mapping[str, Mapping[str, Sequence[Run]]]
+"""By load and side (`real`, `simulated`, `own_costs`): the runs."""
+
+LINES = {
+    "real": ("real", BLUE, "-"),
+    "simulated": ("simulated", ORANGE, "-"),
+    "own_costs": ("with the run's own step times", GREY, "--"),
+}
 
 
 def plot(found: Sequence[Row], sides: Sides) -> Any:
@@ -27,14 +33,15 @@ def plot(found: Sequence[Row], sides: Sides) -> Any:
     grid = figure.add_gridspec(3, len(loads))
     _errors(figure.add_subplot(grid[0, :]), found, loads)
     for column, load in enumerate(loads):
-        real, simulated = sides[load]
         for line, (title, values) in enumerate((("TTFT", ttft_s), ("TBT", tbt_s)), start=1):
             panel = figure.add_subplot(grid[line, column])
-            for label, runs, color in (("real", real, BLUE), ("simulated", simulated, ORANGE)):
-                seconds = np.sort(np.concatenate([values(run) for run in runs]))
+            for side, (label, color, style) in LINES.items():
+                seconds = np.sort(np.concatenate([values(run) for run in sides[load][side]]))
                 share = np.arange(1, len(seconds) + 1) / len(seconds)
-                panel.plot(seconds * 1e3, share, color=color, label=label, linewidth=1.4)
+                panel.plot(seconds * 1e3, share, color=color, linestyle=style, label=label, linewidth=1.4)
             panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter("")
             panel.set_title(f"{title}, load {load}", loc="left", fontsize=10, fontweight="bold")
             panel.set_xlabel("ms")
             panel.spines[["top", "right"]].set_visible(False)
@@ -56,10 +63,13 @@ def _errors(panel: Any, found: Sequence[Row], loads: Sequence[str]) -> None:
         panel.axhline(bound, color=GREY, linewidth=0.8, linestyle="--")
     panel.axhline(0, color=GREY, linewidth=1)
     panel.set_yscale("symlog", linthresh=50)
-    panel.set_xticks(range(len(loads)), [f"load {load}" for load in loads])
+    ticks = (-50, -20, -10, 0, 10, 20, 50, 100, 200, 500, 1000)
+    panel.set_yticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
+    panel.minorticks_off()
+    panel.set_xticks(range(len(loads)), [load if load == "saturated" else f"load {load}" for load in loads])
     panel.set_ylabel("simulated over real, %")
     panel.set_title("Error (dashes: with the run's own step times)", loc="left", fontsize=10, fontweight="bold")
-    panel.legend(frameon=False, fontsize=8, ncols=len(FIGURES))
+    panel.legend(frameon=False, fontsize=8, ncols=len(FIGURES), loc="lower right", bbox_to_anchor=(1, 1))
     panel.spines[["top", "right"]].set_visible(False)
 
 

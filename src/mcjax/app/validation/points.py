@@ -82,13 +82,15 @@ def _sink(folder: Path) -> str:
     return f"track.sinks=[{{_target_: {target}, directory: '{folder}', overview: false}}]"
 
 
-def play(overrides: Sequence[str], folder: Path) -> Run:
+def play(overrides: Sequence[str], folder: Path, anew: bool = False) -> Run:
     """The run of these overrides: the one in `folder`, if it was played to its end before, else a new one.
+
+    With `anew` a new one in any case.
 
     Raises `RunError` if some request was not served: latencies of the rest would say nothing.
     """
     wanted = _comparable(cast("dict[str, Any]", OmegaConf.to_container(compose(overrides), resolve=True)))
-    for marker in sorted(folder.glob(f"*/{DONE}"), reverse=True):
+    for marker in [] if anew else sorted(folder.glob(f"*/{DONE}"), reverse=True):
         try:
             kept = load(marker.parent)
         except RunError:

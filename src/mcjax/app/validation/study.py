@@ -57,7 +57,7 @@ class Study:
         self._say(f"capacity: {self._capacity_per_s:.2f} sessions a second")
         points: list[dict[str, Any]] = []
         pairs: list[tuple[Measured, list[Step]]] = []
-        sides: dict[str, tuple[list[Run], list[Run]]] = {load: ([], []) for load in loads}
+        sides: dict[str, dict[str, list[Run]]] = {load: {} for load in loads}
         whole, probes = before, list[Run]()
         for number, (repeat, load) in enumerate(schedule, start=1):
             if load == SATURATED:
@@ -72,9 +72,9 @@ class Study:
             own = refitted(cost, steps, self._overheads(before.merged(after), [real]))
             own_costs = self._simulated(repeat, load, "own-costs", own)
             pairs.append((cost, steps))
-            sides[load][0].append(real)
-            sides[load][1].append(simulated)
             sets = {"real": real, "simulated": simulated, "own_costs": own_costs}
+            for side, run in sets.items():
+                sides[load].setdefault(side, []).append(run)
             point = {"load": load, "repeat": repeat, "load_average": self._load_averages[f"{repeat}-{load}"]}
             points.append({**point, **{name: figures(run) for name, run in sets.items()}})
             whole, before = whole.merged(after), after
@@ -86,7 +86,7 @@ class Study:
         self,
         points: list[dict[str, Any]],
         pairs: list[tuple[Measured, list[Step]]],
-        sides: dict[str, tuple[list[Run], list[Run]]],
+        sides: dict[str, dict[str, list[Run]]],
     ) -> tuple[list[Row], list[Regime]]:
         found, steps = rows(points), regimes(pairs)
         result: dict[str, Any] = {
@@ -134,10 +134,14 @@ class Study:
         return play(self._settings.real(PROBE_LOAD, self._capacity_per_s, PROBE_SEED + repeat, folder), folder)
 
     def _simulated(self, repeat: int, load: str, what: str, cost: Measured) -> Run:
+        """What was simulated of another machine, or by another version of this, is not taken from the folder."""
         machine = self._folder / "machines" / f"{repeat}-{load}-{what}.json"
+        before = machine.read_text(encoding="utf-8") if machine.exists() else ""
         write(cost.machine, machine)
         folder = self._folder / "runs" / f"{repeat}-{load}-{what}"
-        return play(self._settings.simulated(load, self._capacity_per_s or 1.0, repeat, machine, folder), folder)
+        same = machine.read_text(encoding="utf-8") == before
+        overrides = self._settings.simulated(load, self._capacity_per_s or 1.0, repeat, machine, folder)
+        return play(overrides, folder, anew=not same)
 
     def _capacity(self, saturated: Run) -> float:
         """Sessions that are served in a second when all come at once."""

@@ -38,7 +38,7 @@ class HostExecutor(SimExecutor):
         super().__init__(name, capacity, cost, scripts)
         self._thread = thread
         self._overheads = machine.overheads
-        self._spread = {kind: np.array(factors) for kind, factors in machine.spread.items() if len(factors) > 1}
+        self._spread = machine.spread
         self._rng = rng
         self._interrupted = False
         self._last_end_ns = -1
@@ -103,8 +103,13 @@ class HostExecutor(SimExecutor):
         else:
             longest = max(item.start for item in items)
             clean_ns = self._cost.step_ns(len(items), len(items) * longest, steps)
-        factors = self._spread.get(PREFILL if chunks else DECODE)
-        if factors is None:
+        spread = self._spread.get(PREFILL if chunks else DECODE)
+        if spread is None:
             return clean_ns.tolist()
-        where = self._rng.random(len(clean_ns)) * (len(factors) - 1)
-        return np.rint(clean_ns * np.interp(where, np.arange(len(factors)), factors)).astype(np.int64).tolist()
+        factors = self._drawn(spread.by_plan, 1) * self._drawn(spread.by_step, len(clean_ns))
+        return np.rint(clean_ns * factors).astype(np.int64).tolist()
+
+    def _drawn(self, quantiles: tuple[float, ...], count: int) -> NDArray[np.float64]:
+        """`[count]` draws from a distribution in equal steps of probability."""
+        where = self._rng.random(count) * (len(quantiles) - 1)
+        return np.interp(where, np.arange(len(quantiles)), quantiles)
