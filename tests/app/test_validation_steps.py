@@ -76,7 +76,7 @@ def test_a_wrong_cost_is_set_right_by_a_run(played: Run) -> None:
         assert row.seconds == pytest.approx(true.seconds, rel=0.01)
     assert found.machine.slowdown["prefill"]["decode"] == pytest.approx(1.5, rel=0.03)
     assert found.machine.slowdown["decode"]["prefill"] == pytest.approx(1.3, rel=0.03)
-    assert found.machine.spread["decode"].by_step[256] == pytest.approx(1, rel=0.01)
+    assert found.machine.spread["decode"].fleeting[256] == pytest.approx(1, rel=0.01)
 
 
 def test_regimes_have_names(played: Run) -> None:

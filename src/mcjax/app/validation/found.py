@@ -67,7 +67,7 @@ class Found:
         return found
 
     def spread(self) -> dict[str, Spread]:
-        """How unsteady steps were, by kind, those beside others too: a pass stands for a plan."""
+        """How unsteady steps were, by kind, those beside others too: a pass is short."""
         found: dict[str, Spread] = {}
         for kind, groups in (
             ("prefill", (self.prefill_alone, self.prefill_beside)),
@@ -112,11 +112,15 @@ def middle(passes: Sequence[Sequence[float]]) -> float:
     return median(median(times) for times in passes)
 
 
-def spread_of(plans: Sequence[Sequence[float]]) -> Spread:
-    """From what each step of each plan took over what it was expected to take."""
-    by_plan = [median(ratios) for ratios in plans]
-    by_step = [ratio / level for ratios, level in zip(plans, by_plan, strict=True) for ratio in ratios]
-    return Spread(quantiles(by_plan), quantiles(by_step))
+def spread_of(groups: Sequence[Sequence[float]]) -> Spread:
+    """From what steps took over what they were expected to take, those together that followed each other closely.
+
+    A long group counts as many times as it has steps, and the median of both factors together is 1.
+    """
+    lasting = quantiles([median(ratios) for ratios in groups for _ in ratios])
+    fleeting = quantiles([ratio / median(ratios) for ratios in groups for ratio in ratios])
+    both = float(np.median(np.outer(lasting, fleeting)))
+    return Spread(tuple(round(factor / both, 4) for factor in lasting), fleeting)
 
 
 def quantiles(ratios: Sequence[float]) -> tuple[float, ...]:

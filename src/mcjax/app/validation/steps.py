@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.app.validation.found import spread_of
-from mcjax.cost.measured import Copies, Measured, Overheads
+from mcjax.cost.measured import LASTING_NS, Copies, Measured, Overheads
 from mcjax.track.run import Run
 
 KINDS = ("prefill", "decode")
@@ -28,8 +28,7 @@ LONGEST_GAP_NS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. `context` is the longest row's; `shared` is the part of its time in which the other kind ran; steps of
-    one plan have one number."""
+    """One step. `context` is the longest row's; `shared` is the part of its time in which the other kind ran."""
 
     kind: str
     start_ns: int
@@ -39,7 +38,6 @@ class Step:
     batch: int
     context: int
     shared: float
-    plan: int
 
     @property
     def duration_ns(self) -> int:
@@ -100,9 +98,9 @@ def refitted(cost: Measured, steps: Sequence[Step], overheads: Overheads) -> Mea
     fitted = Measured(replace(machine, steps=rows, slowdown=slowdown), cost.name)
     left: dict[str, dict[int, list[float]]] = {}
     for step in steps:
-        of_plan = left.setdefault(step.kind, {}).setdefault(step.plan, [])
-        of_plan.append(step.duration_ns / predicted_ns(fitted, step))
-    spread = {kind: spread_of(list(plans.values())) for kind, plans in left.items()}
+        together = left.setdefault(step.kind, {}).setdefault(step.start_ns // LASTING_NS, [])
+        together.append(step.duration_ns / predicted_ns(fitted, step))
+    spread = {kind: spread_of(list(groups.values())) for kind, groups in left.items()}
     return Measured(replace(fitted.machine, spread=spread, overheads=overheads), cost.name)
 
 
@@ -215,9 +213,7 @@ def _chunks(
 ) -> list[Step]:
     found: list[Step] = []
     ends = {request_id: int(row["prompt_tokens"]) for request_id, row in requests.items()}
-    for number, row in enumerate(
-        reversed(events)
-    ):  # the last chunk of a prompt ends with it, and each one where the next begins
+    for row in reversed(events):  # the last chunk of a prompt ends with it, and each one where the next begins
         request_id = int(row["request_id"])
         if row["kind"] != "prefill_step" or request_id not in ends:
             continue
@@ -225,7 +221,7 @@ def _chunks(
         ends[request_id] -= length
         start_ns, end_ns = int(row["start_ns"]), int(row["time_ns"])
         shared = _shared(start_ns, end_ns, others)
-        found.append(Step("prefill", start_ns, end_ns, ends[request_id], length, 0, 0, shared, number))
+        found.append(Step("prefill", start_ns, end_ns, ends[request_id], length, 0, 0, shared))
     return found
 
 
@@ -241,7 +237,7 @@ def _decode_steps(
             prompts.append(int(row["prompt_tokens"]))
             times.append(int(row["first_token_ns"]) + np.cumsum(np.array([0, *intervals], np.int64)))
     found: list[Step] = []
-    for plan, row in enumerate(events):
+    for row in events:
         if row["kind"] != "decode_step":
             continue
         start_ns, end_ns = int(row["start_ns"]), int(row["time_ns"])
@@ -257,5 +253,5 @@ def _decode_steps(
             ends_ns = own[before:after] if after - before > len(ends_ns) else ends_ns
         for number, (first, last) in enumerate(zip([start_ns, *ends_ns[:-1].tolist()], ends_ns.tolist(), strict=True)):
             shared = _shared(first, last, others)
-            found.append(Step("decode", first, last, 0, 0, int(row["blocks"]), longest + number, shared, plan))
+            found.append(Step("decode", first, last, 0, 0, int(row["blocks"]), longest + number, shared))
     return found

@@ -6,7 +6,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from mcjax import aio
+from mcjax.cost.measured import LASTING_NS
 
 _FORGIVEN_NS = 1 / 1024
 """Ends are rounded up to whole nanoseconds; float rounding below this must not cost one more."""
@@ -33,9 +36,18 @@ class Host:
     constant between two changes of who computes, and integrated exactly. With nobody else it takes just its duration.
     """
 
-    def __init__(self, slowdown: Mapping[str, Mapping[str, float]]):
+    def __init__(self, slowdown: Mapping[str, Mapping[str, float]], seed: int = 0):
         self._slowdown = slowdown
         self._running: dict[Work, None] = {}
+        self._seed = seed
+        self._rank = (-1, 0.5)
+
+    def rank(self) -> float:
+        """How slow the machine is for now, between 0 and 1 among all its times; the same for all that it does."""
+        window = aio.now_ns() // LASTING_NS
+        if self._rank[0] != window:
+            self._rank = (window, float(np.random.default_rng([self._seed, window]).random()))
+        return self._rank[1]
 
     def start(self, kind: str, duration_ns: int, on_end: Callable[[], object]) -> None:
         """Call `on_end` when the work is done."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.backends.sim.executor import NO_STEPS, SimExecutor
-from mcjax.backends.sim.host import HostThread, Job
+from mcjax.backends.sim.host import Host, HostThread, Job
 from mcjax.cost.base import CostModel
 from mcjax.cost.measured import Machine
 from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
@@ -31,11 +31,13 @@ class HostExecutor(SimExecutor):
         capacity: Capacity,
         cost: CostModel,
         scripts: Scripts,
+        host: Host,
         thread: HostThread,
         machine: Machine,
         rng: np.random.Generator,
     ):
         super().__init__(name, capacity, cost, scripts)
+        self._host = host
         self._thread = thread
         self._overheads = machine.overheads
         self._spread = machine.spread
@@ -56,7 +58,7 @@ class HostExecutor(SimExecutor):
         chunks = any(item.kind is Kind.PREFILL for item in items)
         kind = PREFILL if chunks else DECODE
         steps = 1 if chunks else max(1, min(max_steps, *left))
-        durations_ns = self._durations_ns(items, steps, chunks)
+        durations_ns = self._durations_ns(items, steps, kind)
         handed_ns = self._hand_off_ns(chunks)
         self._interrupted = False
         start_ns = 0
@@ -64,7 +66,7 @@ class HostExecutor(SimExecutor):
         done: asyncio.Future[None] = aio.new_future()
 
         def step() -> Job:
-            return Job(kind, durations_ns[len(ends_ns)], ended)
+            return Job(kind, round(durations_ns[len(ends_ns)] * self._lasting(kind)), ended)
 
         def begin() -> Job:
             nonlocal start_ns
@@ -96,20 +98,27 @@ class HostExecutor(SimExecutor):
             return overheads.decode_plan_ns
         return overheads.prefill_plan_ns if aio.now_ns() == self._last_end_ns else overheads.prefill_idle_ns
 
-    def _durations_ns(self, items: list[StepItem], steps: int, chunks: bool) -> list[int]:
-        """What each step takes on an idle host, with its share of the machine's own unsteadiness."""
-        if chunks:
+    def _durations_ns(self, items: list[StepItem], steps: int, kind: str) -> list[int]:
+        """What each step takes on an idle host, as fast as it usually is."""
+        if kind == PREFILL:
             clean_ns = np.array([self._chunk_ns(items)], np.int64)
         else:
             longest = max(item.start for item in items)
             clean_ns = self._cost.step_ns(len(items), len(items) * longest, steps)
-        spread = self._spread.get(PREFILL if chunks else DECODE)
+        spread = self._spread.get(kind)
         if spread is None:
             return clean_ns.tolist()
-        factors = self._drawn(spread.by_plan, 1) * self._drawn(spread.by_step, len(clean_ns))
-        return np.rint(clean_ns * factors).astype(np.int64).tolist()
+        factors = [_at(spread.fleeting, rank) for rank in self._rng.random(len(clean_ns)).tolist()]
+        return np.rint(clean_ns * np.array(factors)).astype(np.int64).tolist()
 
-    def _drawn(self, quantiles: tuple[float, ...], count: int) -> NDArray[np.float64]:
-        """`[count]` draws from a distribution in equal steps of probability."""
-        where = self._rng.random(count) * (len(quantiles) - 1)
-        return np.interp(where, np.arange(len(quantiles)), quantiles)
+    def _lasting(self, kind: str) -> float:
+        spread = self._spread.get(kind)
+        return 1.0 if spread is None else _at(spread.lasting, self._host.rank())
+
+
+def _at(quantiles: tuple[float, ...], rank: float) -> float:
+    """The value at a rank (0 to 1) of a distribution in equal steps of probability."""
+    place = rank * (len(quantiles) - 1)
+    lower = int(place)
+    upper = min(lower + 1, len(quantiles) - 1)
+    return quantiles[lower] + (place - lower) * (quantiles[upper] - quantiles[lower])

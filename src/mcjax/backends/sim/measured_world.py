@@ -54,7 +54,7 @@ class MeasuredWorld:
         if inputs.pool_bytes is not None:
             self._pool_blocks = max(1, int(inputs.pool_bytes) // self._format.block_bytes)
         self.shares_decoded = sizes.shares_decoded
-        self._host = Host(machine.slowdown)
+        self._host = Host(machine.slowdown, inputs.seed)
         self._threads = Threads(self._format.block_bytes, machine.overheads.copy_ns)
         copies = machine.copies
         self._threads.add(LOCAL, HostThread(self._host), {LOCAL: copies.between_hosts})
@@ -99,7 +99,7 @@ class MeasuredWorld:
         cost = perturbed(self._cost, self._noise, self._seed + self._made)
         rng = np.random.default_rng([self._seed, self._made])
         self._made += 1
-        executor = HostExecutor(name, capacity, cost, self._scripts, thread, self._machine, rng)
+        executor = HostExecutor(name, capacity, cost, self._scripts, self._host, thread, self._machine, rng)
         return InstanceParts(executor, pages)
 
     def pool_store(self, node: str) -> SlotStore:
