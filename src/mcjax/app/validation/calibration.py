@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from mcjax import aio
-from mcjax.app.validation.found import Found
+from mcjax.app.validation.found import Found, Passes
 from mcjax.backends.base import World
 from mcjax.engine.base import Executor, InstanceParts, Kind, StepItem, StepPlan
 from mcjax.engine.cluster_spec import InstanceSpec
@@ -31,7 +31,7 @@ TOKEN_IDS = 200
 class Effort:
     """How much is measured."""
 
-    rounds: int = 6
+    rounds: int = 4
     """Passes over all points; a point's time is the median of its passes."""
     patience_s: float = 40.0
     """Of a slow model fewer passes are made, at least two."""
@@ -45,9 +45,7 @@ class Effort:
 
 
 LEAST_ROUNDS = 2
-REST_NS = 5_000_000
-"""Between two passes, as an instance rests between its plans: of a machine that others use too, who computes all the
-time gets less than who has just waited."""
+LONGEST_REST_NS = 500_000_000
 
 QUICK = Effort(rounds=1, repeats=1, steps=4, starts=2, contexts=2)
 
@@ -168,7 +166,7 @@ async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> N
 
     async with _company(decode_on if beside else None, other):
         for start, length in _chunk_points(executor, effort):
-            await aio.sleep_ns(REST_NS)
+            await _rest(times)
             times[start, length].append([await _chunk(executor, start, length) for _ in range(effort.repeats)])
 
 
@@ -184,8 +182,17 @@ async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> No
 
     async with _company(chunk_on if beside else None, other):
         for batch, context in _decode_points(executor, effort):
-            await aio.sleep_ns(REST_NS)
+            await _rest(times)
             times[batch, context].append(await _decode(executor, batch, context, effort.steps))
+
+
+async def _rest(times: Passes) -> None:
+    """As long as the pass before took, as instances rest between their plans.
+
+    Of a machine that others use too, who computes all the time gets less than who has just waited.
+    """
+    last = next((passes[-1] for passes in reversed(times.values()) if passes), [])
+    await aio.sleep_ns(min(LONGEST_REST_NS, round(sum(last))))
 
 
 class _company:
