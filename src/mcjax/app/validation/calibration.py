@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from mcjax import aio
-from mcjax.app.validation.found import Found, Passes
+from mcjax.app.validation.found import Found
 from mcjax.backends.base import World
 from mcjax.engine.base import Executor, InstanceParts, Kind, StepItem, StepPlan
 from mcjax.engine.cluster_spec import InstanceSpec
@@ -157,6 +157,7 @@ async def _fill(bench: Bench) -> None:
 async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
     executor, other = bench.prefill.executor, bench.decode.executor
     times = found.prefill_beside if beside else found.prefill_alone
+    last: list[float] = []
     capacity = other.capacity()
     batch, context = max(1, capacity.max_batch // 2), capacity.max_context_tokens
 
@@ -166,13 +167,15 @@ async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> N
 
     async with _company(decode_on if beside else None, other):
         for start, length in _chunk_points(executor, effort):
-            await _rest(times)
-            times[start, length].append([await _chunk(executor, start, length) for _ in range(effort.repeats)])
+            await _rest(last)
+            last = [await _chunk(executor, start, length) for _ in range(effort.repeats)]
+            times[start, length].append(last)
 
 
 async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
     executor, other = bench.decode.executor, bench.prefill.executor
     times = found.decode_beside if beside else found.decode_alone
+    last: list[float] = []
     capacity = other.capacity()
     length = min(capacity.chunk_tokens, capacity.max_context_tokens)
 
@@ -182,16 +185,16 @@ async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> No
 
     async with _company(chunk_on if beside else None, other):
         for batch, context in _decode_points(executor, effort):
-            await _rest(times)
-            times[batch, context].append(await _decode(executor, batch, context, effort.steps))
+            await _rest(last)
+            last = await _decode(executor, batch, context, effort.steps)
+            times[batch, context].append(last)
 
 
-async def _rest(times: Passes) -> None:
-    """As long as the pass before took, as instances rest between their plans.
+async def _rest(last: Sequence[float]) -> None:
+    """As long as the last pass took, as instances rest between their plans.
 
     Of a machine that others use too, who computes all the time gets less than who has just waited.
     """
-    last = next((passes[-1] for passes in reversed(times.values()) if passes), [])
     await aio.sleep_ns(min(LONGEST_REST_NS, round(sum(last))))
 
 
