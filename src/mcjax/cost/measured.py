@@ -74,8 +74,9 @@ class Overheads:
     """The same for decode steps that are not of one plan."""
     copy_ns: int
     """Until a copy is in the hands of its thread."""
-    factors: tuple[float, ...] = (1.0,)
-    """What each takes over its median: quantiles, from the least to the most. A few take many times what most do."""
+    plan_factors: tuple[float, ...] = (1.0,)
+    """What hand-offs from plan to plan take over their median: quantiles, from the least to the most. A few take many
+    times what most do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +219,5 @@ def _machine(content: dict[str, Any]) -> Machine:
 
 
 def _overheads(content: dict[str, Any]) -> Overheads:
-    medians = {name: int(value) for name, value in content.items() if name != "factors"}
-    return Overheads(**medians, factors=tuple(map(float, content["factors"])))
+    medians = {name: int(value) for name, value in content.items() if name != "plan_factors"}
+    return Overheads(**medians, plan_factors=tuple(map(float, content["plan_factors"])))

@@ -94,13 +94,10 @@ class HostExecutor(SimExecutor):
 
     def _hand_off_ns(self, chunks: bool) -> int:
         overheads = self._overheads
-        if not chunks:
-            usual_ns = overheads.decode_plan_ns
-        elif aio.now_ns() == self._last_end_ns:
-            usual_ns = overheads.prefill_plan_ns
-        else:
-            usual_ns = overheads.prefill_idle_ns
-        return round(usual_ns * at(overheads.factors, float(self._rng.random())))
+        if chunks and aio.now_ns() != self._last_end_ns:
+            return overheads.prefill_idle_ns
+        usual_ns = overheads.prefill_plan_ns if chunks else overheads.decode_plan_ns
+        return round(usual_ns * at(overheads.plan_factors, float(self._rng.random())))
 
     def _durations_ns(self, items: list[StepItem], steps: int, kind: str) -> list[int]:
         """What each step takes on an idle host, as fast as it usually is."""
