@@ -107,7 +107,12 @@ class Bench:
         request = Request(request_id, 0, context, limit)
         item = StepItem(request_id, Kind.DECODE, context, 1, [0] * 100, Sampling(), generated=1)
         made = Sequence(request, item, asyncio.get_running_loop().create_future(), limit=limit)
-        made.on_tokens = lambda first, tokens, ends_ns: self.told.append((request_id, first, ends_ns.tolist()))
+
+        def on_tokens(first: int, tokens: Any, ends_ns: np.ndarray, logprobs: Any) -> bool:
+            self.told.append((request_id, first, ends_ns.tolist()))
+            return False
+
+        made.on_tokens = on_tokens
         return made
 
 
@@ -133,7 +138,7 @@ def test_a_prompt_is_computed_chunk_by_chunk_and_only_the_last_one_samples() -> 
     async def main(bench: Bench) -> None:
         prompt = bench.prompt(1, 20, start=3)
         bench.loop.add_prefill(prompt)
-        assert await prompt.done == End(0, 3 * STEP, False)
+        assert await prompt.done == End(0, 3 * STEP)
 
     bench = play(Bench, main)
     assert [items for _, items, _ in bench.executor.plans] == [
@@ -187,8 +192,8 @@ def test_a_bound_on_macro_steps_changes_no_time(max_steps: int | None) -> None:
             bench.loop.add_decode(sequence)
         first, second = await all_done(both)
         assert (first.end_ns, second.end_ns) == (6 * STEP, 4 * STEP)
-        assert first.output_ended
-        assert second.output_ended
+        assert first.finish_reason == "length"
+        assert second.finish_reason == "stop"
 
     assert max(play(lambda: Bench(max_steps=max_steps), main).executor.steps) == (max_steps or 4)
 
@@ -366,7 +371,7 @@ def test_an_executor_that_breaks_ends_the_run_and_nobody_hangs() -> None:
     """Not one of our errors: the loop cannot go on. Who leaves because of it must not wait for the broken step."""
 
     async def main(bench: Bench) -> None:
-        async def broken(plan: StepPlan, max_steps: int) -> Progress:
+        async def broken(plan: StepPlan, max_steps: int, on_step: object) -> Progress:
             await aio.sleep_ns(STEP)
             raise ZeroDivisionError("a bug")
 

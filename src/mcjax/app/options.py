@@ -32,12 +32,20 @@ SECONDS: Mapping[str, bool] = {
     "engine.lease_s": True,
     "engine.wait_s": False,
     "engine.detect_s": False,
+    "engine.timeout_s": True,
     "engine.stall_s": True,
 }
 """Durations, and whether they must be more than 0."""
 
 SWITCHES = ("verify", "debug", "backend.verify", "backend.poison")
-NULLABLE = ("verify", "engine.max_steps", "engine.headroom_tokens", "kvpool.block_tokens", "kvpool.dram_bytes")
+NULLABLE = (
+    "verify",
+    "engine.max_steps",
+    "engine.headroom_tokens",
+    "engine.timeout_s",
+    "kvpool.block_tokens",
+    "kvpool.dram_bytes",
+)
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:
