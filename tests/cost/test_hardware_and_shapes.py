@@ -23,7 +23,7 @@ from mcjax.errors import ConfigError
 LLAMA_70B: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
     "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "torch_dtype": "bfloat16",
-    "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
 }  # fmt: skip
 MIXTRAL_8X7B: dict[str, Any] = {
     "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
@@ -104,6 +104,9 @@ def test_catalogue_equals_hugging_face() -> None:
     assert ModelShape.from_hugging_face(LLAMA_70B, name="llama3-70b") == model("llama3-70b")
     assert model("llama3-8b").parameters == 8_030_261_248
     assert model("qwen3-32b").parameters == 32_762_123_264
+    nested = {**LLAMA_70B, "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    assert ModelShape.from_hugging_face(nested, name="llama3-70b") == model("llama3-70b")
+    assert model("smollm2").parameters == 134_515_008
     shape = ModelShape.from_hugging_face(LLAMA_70B, dtype_bytes=1, kv_dtype_bytes=2)
     assert shape.weight_bytes == 70_553_706_496
     assert shape.kv_bytes_per_token == 327_680
@@ -126,6 +129,8 @@ def test_a_missing_field_is_named(key: str) -> None:
         ({"use_sliding_window": True, "sliding_window": 4096}, "sliding_window=4096"),
         ({"num_key_value_heads": 7}, r"model\.kv_heads=7.*64"),
         ({"num_hidden_layers": "80"}, "num_hidden_layers=80"),
+        ({"rope_theta": "big"}, r"model\.rope_theta=big"),
+        ({"rms_norm_eps": -1.0}, r"model\.norm_eps=-1"),
     ],
 )
 def test_configs_that_would_be_counted_wrong_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mcjax.errors import ChatTemplateError
 from mcjax.models.byte_tokenizer import ByteTokenizer
 
 
@@ -25,6 +26,24 @@ def test_special_tokens_are_left_out_and_broken_bytes_shown():
     assert tokenizer.decode([0xC3]) == "\ufffd"
     with pytest.raises(ValueError, match="259"):
         tokenizer.decode([259])
+
+
+def test_chats_are_lines_closed_by_the_end_token():
+    tokenizer = ByteTokenizer()
+    end, said = tokenizer.end, [{"role": "user", "content": "hi"}]
+    first = tokenizer.apply_chat_template(said)
+    assert first == [*b"User: hi", end, *b"\nAssistant:"]
+    answer = [*b" ho", end]
+    again = tokenizer.apply_chat_template([*said, {"role": "assistant", "content": answer}, *said])
+    assert again == [*first, *answer, *b"\n", *first]
+    cut_off = tokenizer.apply_chat_template([*said, {"role": "assistant", "content": [*b" h"]}], False)
+    assert cut_off == [*first, *b" h", end, *b"\n"]
+    with pytest.raises(ChatTemplateError, match="role"):
+        tokenizer.apply_chat_template([{"content": "hi"}])
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    assert ByteTokenizer().encode("a\ud83d") == [*b"a?"]
 
 
 def test_it_needs_no_jax():

@@ -20,6 +20,7 @@ WHOLE_NUMBERS: Mapping[str, int] = {
     "backend.max_batch": 1,
     "backend.max_context_tokens": 1,
     "backend.pages": 1,
+    "backend.memory_bytes": 1,
     "backend.pool_blocks": 1,
     "backend.schedules": 1,
 }
@@ -45,6 +46,8 @@ NULLABLE = (
     "engine.timeout_s",
     "kvpool.block_tokens",
     "kvpool.dram_bytes",
+    "backend.pages",
+    "backend.memory_bytes",
 )
 
 

@@ -26,10 +26,12 @@ from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
-from mcjax.app.runner import Performance, Rehearsal, Result, read_changes
+from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
+from mcjax.app.tokenizers import give_tokenizer
 from mcjax.app.verify import SamePrompts, prove
 from mcjax.backends.base import World, WorldInputs
+from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
@@ -124,7 +126,7 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         raise RunError(f"the run directory cannot be made: {problem}") from problem
     if tracker.directory is not None:
         recorder.write_to(tracker.directory)
-    performance = Performance(rehearsal, progress, tracker.log, to_verify=_wants_verification(config))
+    performance = Performance(rehearsal, progress, tracker.log, to_verify=_wants_verification(config, workload))
     failure, ended_by, verified = "", None, None
     began_s = time.monotonic()
     wall_s = None
@@ -132,7 +134,7 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         with progress:
             result = performance.run()
             wall_s = time.monotonic() - began_s
-            if not result.interrupted and _wants_verification(config):
+            if not result.interrupted and _wants_verification(config, workload):
                 progress.stage("verifying against the colocated engine")
                 verified = _verify(config, result, recorder)
                 result.interrupted = verified is None
@@ -184,7 +186,8 @@ def build(
         pool_bytes=config.kvpool.dram_bytes,
         seed=config.seed,
         recorder=recorder,
-        instances=len(instances) + sum(change.join is not None for change in changes),
+        roles=[role for _, role in all_instances(instances, changes)],
+        prompt_tokens=lambda: prompt_lengths(workload),
         attention=config.kernels.attention,
     )
     return Rehearsal(
@@ -256,9 +259,14 @@ def policies_of(config: DictConfig, plugins: Plugins) -> Policies:
 
 
 def workload_of(config: DictConfig) -> Any:
-    """The workload that the config names, and those that it is made of, on the `workload` stream of the run's seed."""
+    """The workload that the config names, and those that it is made of, on the `workload` stream of the run's seed.
+
+    Those that take a `tokenizer` and were given none get the model's.
+    """
     section = copy.deepcopy(config.workload)
     seed_workload(section, seed_of(config.seed, Stream.WORKLOAD))
+    model: ModelShape = made(config, "model")
+    give_tokenizer(section, model.checkpoint, model.vocab)
     return fit("workload", made(config, "workload", section), "workload")
 
 
@@ -294,8 +302,10 @@ def _world_maker(config: DictConfig) -> Callable[[WorldInputs], World]:
     return made(config, "backend", options)
 
 
-def _wants_verification(config: DictConfig) -> bool:
-    return bool(config.backend.get("verify", False) if config.verify is None else config.verify)
+def _wants_verification(config: DictConfig, workload: Workload) -> bool:
+    """What the config says; else what the backend says, unless the workload is not made for it."""
+    by_default = config.backend.get("verify", False) and getattr(workload, "verified_by_default", True)
+    return bool(by_default if config.verify is None else config.verify)
 
 
 def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict[str, Any] | None:
@@ -340,6 +350,7 @@ def _keep(
             warmup_ns=round(config.track.warmup_s * NS_PER_S),
             block_tokens=rehearsal.world.kv_format().block_tokens,
             bytes_by_transport=result.bytes_by_transport,
+            world=result.figures,
         )
         if verified:
             summary["verified"] = dict(verified)

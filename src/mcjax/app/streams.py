@@ -32,16 +32,16 @@ def seed_workload(section: DictConfig, seed: int) -> None:
     """Give `seed` to a workload's config and to the one inside it; of several under names, each gets another seed."""
     if "seed" in section:
         section.seed = seed
-    for inner in _sections(section).values():
+    for inner in sections_of(section).values():
         if "_target_" in inner:
             seed_workload(inner, seed)
         else:
-            for name, part in _sections(inner).items():
+            for name, part in sections_of(inner).items():
                 if "_target_" in part:
                     seed_workload(part, part_seed(seed, name))
 
 
-def _sections(section: DictConfig) -> dict[str, DictConfig]:
+def sections_of(section: DictConfig) -> dict[str, DictConfig]:
     """The values that are mappings of the section's own, by name."""
     names = [str(key) for key in section]
     own = [

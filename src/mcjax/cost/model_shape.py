@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
@@ -39,6 +39,12 @@ class ModelShape:
     max_context_tokens: int = 131_072
     qk_norm: bool = False
     """Queries and keys are normalised per head (Qwen3): two more vectors of `head_dim` a layer."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary positions' frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    checkpoint: str = ""
+    """Where the weights and the tokenizer are (`docs/models.md`); empty: the built-in ones, random by seed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -49,6 +55,10 @@ class ModelShape:
                 raise ConfigError(f"model.{field.name}", value, "must be an integer")
             if value < 0 or (value == 0 and field.name not in _MAY_BE_ZERO):
                 raise ConfigError(f"model.{field.name}", value, "must be positive")
+        for name in ("rope_theta", "norm_eps"):
+            number: object = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
+                raise ConfigError(f"model.{name}", number, "must be a number above 0")
         if self.heads % self.kv_heads:
             raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
         if (self.experts == 0) != (self.experts_per_token == 0) or self.experts_per_token > self.experts:
@@ -100,6 +110,7 @@ class ModelShape:
         name: str = "",
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
+        checkpoint: str = "",
     ) -> ModelShape:
         """Read a `config.json` of the Llama, Mistral, Qwen3, Mixtral or Qwen3-MoE family.
 
@@ -128,6 +139,7 @@ class ModelShape:
         experts_key = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(family)
         heads = integer("num_attention_heads")
         d_model = integer("hidden_size")
+        rotary = cast("Mapping[str, Any]", config.get("rope_parameters") or {})
         return cls(
             name=name or str(config.get("_name_or_path") or family),
             layers=integer("num_hidden_layers"),
@@ -144,11 +156,19 @@ class ModelShape:
             kv_dtype_bytes=kv_dtype_bytes or dtype_bytes,
             max_context_tokens=integer("max_position_embeddings"),
             qk_norm=family.startswith("qwen3"),
+            rope_theta=config.get("rope_theta") or rotary.get("rope_theta") or 10_000.0,
+            norm_eps=config.get("rms_norm_eps") or 1e-6,  # the families' own defaults, where a file leaves them out
+            checkpoint=checkpoint,
         )
 
     @classmethod
     def read(
-        cls, path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None
+        cls,
+        path: str,
+        name: str = "",
+        dtype_bytes: int | None = None,
+        kv_dtype_bytes: int | None = None,
+        checkpoint: str = "",
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one)."""
         file = Path(path)
@@ -159,7 +179,10 @@ class ModelShape:
             raise ConfigError("model.path", path, f"is no readable config.json ({error})") from None
         if not isinstance(config, dict):
             raise ConfigError("model.path", path, "does not hold a JSON object")
-        return cls.from_hugging_face(config, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes)  # pyright: ignore[reportUnknownArgumentType]
+        values = cast("dict[str, Any]", config)
+        return cls.from_hugging_face(
+            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
+        )
 
 
 def _dtype_bytes(config: Mapping[str, Any]) -> int:

@@ -97,5 +97,8 @@ class CheckWorld:
     async def remove(self, instance: str) -> None:
         pass
 
+    def figures(self) -> dict[str, Any]:
+        return {}
+
     async def close(self) -> None:
         pass

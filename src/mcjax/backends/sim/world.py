@@ -145,6 +145,9 @@ class SimWorld:
     async def remove(self, instance: str) -> None:
         pass
 
+    def figures(self) -> dict[str, Any]:
+        return {}
+
     async def close(self) -> None:
         pass
 

@@ -1,0 +1,31 @@
+"""The tokenizer of a model: that of its checkpoint, or bytes. Free of jax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mcjax.cost.model_shape import ModelShape
+from mcjax.errors import ConfigError
+from mcjax.models.byte_tokenizer import ByteTokenizer
+from mcjax.models.checkpoint import locate
+from mcjax.types import Tokenizer
+
+
+def tokenizer_for(shape: ModelShape) -> Tokenizer:
+    """The tokenizer with which the model of `shape` is to be spoken to."""
+    return from_checkpoint(shape.checkpoint, shape.vocab)
+
+
+def from_checkpoint(checkpoint: str, vocab: int) -> Tokenizer:
+    """The tokenizer in a checkpoint; bytes, if there is none. Raises `ConfigError` for one of more than `vocab` ids."""
+    tokenizer = _in_file(locate(checkpoint)) if checkpoint else ByteTokenizer()
+    if tokenizer.vocab_size > vocab:
+        raise ConfigError("model.vocab", vocab, f"the tokenizer has {tokenizer.vocab_size} tokens")
+    return tokenizer
+
+
+def _in_file(path: Path) -> Tokenizer:
+    from mcjax.models.bpe_tokenizer import BPETokenizer  # here, so that bytes need none of the libraries
+    from mcjax.models.gguf_file import GGUFFile
+
+    return BPETokenizer(GGUFFile(path))
