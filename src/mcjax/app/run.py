@@ -37,6 +37,7 @@ from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
+from mcjax.models.tokenizer import tokenizer_for
 from mcjax.sched.placement import Strategies
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
@@ -203,6 +204,7 @@ def build(
         table=table,
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
+        tokenizer=partial(tokenizer_for, model) if config.backend.name == "jax" else None,
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,

@@ -20,7 +20,7 @@ from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.sched.placement import Strategies
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.console import Figures, ProgressDisplay
-from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role
+from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Tokenizer
 from mcjax.workload.base import Turn, Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
@@ -118,6 +118,8 @@ class Rehearsal:
     table: KeyTable
     recorder: Recorder
     policy_rng: np.random.Generator
+    tokenizer: Callable[[], Tokenizer] | None = None
+    """What text its outputs stand for, where somebody asks."""
     changes: Sequence[Change] = ()
     sample_period_s: float = 1.0
     stall_s: float = 3600.0
@@ -206,6 +208,7 @@ class Performance:
             r.settings,
             r.world.keeps_tokens,
             r.world.shares_decoded,
+            r.tokenizer,
         )
 
     async def _drive(self, service: Service) -> None:
