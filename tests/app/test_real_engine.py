@@ -24,6 +24,10 @@ assert run.summary["verified"]["requests"] == run.summary["requests"]["completed
 assert run.summary["verified"]["kv_blocks"] > 0
 assert run.summary["slo_attainment"] is not None
 assert run.outcomes.num_rows > 0
+assert run.summary["compilations_after_warm_up"] == 0
+assert run.summary["padding"]["prefill"]["widths"] == [256]
+assert 0 < run.summary["padding"]["prefill"]["actual"] < 1
+assert sorted(run.summary["device_memory"]) == ["d0", "p0"]
 assert mcjax.load(run.directory).summary == run.summary
 print(run)
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from mcjax.backends.jax.compilation import Late, Watch
 from mcjax.backends.jax.executor import JaxExecutor
+from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
 from mcjax.models import builtin
@@ -33,8 +35,9 @@ class Lab:
         self.programs = Programs(self.model, self.geometry)
         self.executors: list[JaxExecutor] = []
 
-    def executor(self, name: str = "p0", device: int = 0, **options: Any) -> JaxExecutor:
-        executor = JaxExecutor(name, self.programs, jax.local_devices()[device], **options)
+    def executor(self, name: str = "p0", device: int | Place = 0, **options: Any) -> JaxExecutor:
+        where = device if isinstance(device, Place) else jax.local_devices()[device]
+        executor = JaxExecutor(name, self.programs, where, **options)
         self.executors.append(executor)
         return executor
 
@@ -101,6 +104,22 @@ class Lab:
         raw = await executor.on_thread(lambda: executor.read_pages(pages))
         blocks = raw.view(np.uint32).reshape(len(pages), *self.programs.page_shape)
         return np.concatenate(list(blocks), axis=2)[:, :, :tokens]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiles_late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A world that compiles anything after its warm-up fails the test, unless the test is about that."""
+    watches: list[Watch] = []
+    make = Watch.__init__
+
+    def made(watch: Watch, on_late: Late) -> None:
+        watches.append(watch)
+        make(watch, on_late)
+
+    monkeypatch.setattr(Watch, "__init__", made)
+    yield
+    if request.node.get_closest_marker("compiles_late") is None:
+        assert [name for watch in watches for name in watch.late] == []
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,7 @@ def test_what_it_cannot_reach(lab):
         transport.register(far)
         assert transport.reaches(one.pages, two.host)
         assert transport.reaches(two.host, one.pages)
+        assert transport.reaches(one.pages, one.pages)
         assert not transport.reaches(one.pages, two.pages)
         assert not transport.reaches(one.host, two.host)
         assert not transport.reaches(one.pages, far)

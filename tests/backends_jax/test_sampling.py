@@ -11,13 +11,21 @@ def draw(logits, temperature=1.0, seed=(0, 1), position: int | np.ndarray = 0):
     rows = logits.shape[0]
     positions = jnp.broadcast_to(jnp.asarray(position, jnp.int32).reshape(-1, 1), (rows, 1))
     words = jnp.concatenate([jnp.broadcast_to(jnp.asarray(seed, jnp.int32), (rows, 2)), positions], axis=1)
-    return np.asarray(sample(logits, words, jnp.full(rows, temperature, jnp.float32)))[:, 0]
+    return np.asarray(jax.jit(sample)(logits, words, jnp.full(rows, temperature, jnp.float32)))[:, 0]
 
 
 def test_a_row_whose_logits_are_no_numbers_says_so():
     logits = jnp.array([[0.0, 1.0], [jnp.nan, 1.0], [-jnp.inf, 1.0], [jnp.inf, 1.0]])
     words = jnp.zeros((4, 3), jnp.int32)
     assert np.asarray(sample(logits, words, jnp.zeros(4)))[:, 1].tolist() == [1, 0, 1, 0]
+
+
+def test_one_broken_logit_in_a_wide_row_is_enough():
+    for place in (0, 7, 1024, 2047):
+        logits = np.random.default_rng(0).normal(size=(2, 2048)).astype(np.float32)
+        logits[1, place] = np.nan
+        found = np.asarray(jax.jit(sample)(logits, jnp.zeros((2, 3), jnp.int32), jnp.zeros(2)))
+        assert found[:, 1].tolist() == [1, 0]
 
 
 def test_greedy_takes_the_lowest_of_equals():

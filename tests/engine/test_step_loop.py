@@ -17,9 +17,10 @@ from mcjax.backends.virtual import VirtualLoop
 from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
 from mcjax.engine.loop import StepLoop
 from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import ConfigError, InstanceDown, McjaxError, TransferError
+from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, InstanceDown, McjaxError, TransferError
 from mcjax.sched.base import Batch, Batching
 from mcjax.sched.batching.chunked import Chunked
+from mcjax.sched.batching.decode_first import DecodeFirst
 from mcjax.sched.batching.prefill_first import PrefillFirst
 from mcjax.sched.tenancy.fifo import FIFO
 from mcjax.sched.tenancy.priority import Priority
@@ -37,6 +38,8 @@ class Clockwork:
     plans: list[tuple[int, list[tuple[int, str, int, int]], int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     problem: McjaxError | None = None
+    breaks: dict[int, str] = field(default_factory=dict)
+    """Requests that come to nothing once they have produced two tokens in a plan, or with their first chunk."""
     ends_after: dict[int, int] = field(default_factory=dict)
     """Output tokens by request, where it ends before its limit."""
     stop: bool = False
@@ -58,7 +61,8 @@ class Clockwork:
         self.plans.append((aio.now_ns(), items, max_steps))
         start_ns, ends_ns, self.stop = aio.now_ns(), list[int](), False
         finished: list[int] = []
-        while len(ends_ns) < max_steps and not finished and not (ends_ns and self.stop):
+        failed: dict[int, str] = {}
+        while len(ends_ns) < max_steps and not (finished or failed) and not (ends_ns and self.stop):
             await aio.sleep_ns(STEP)
             if self.problem is not None:
                 problem, self.problem = self.problem, None
@@ -68,9 +72,11 @@ class Clockwork:
                 limit = self.ends_after.get(item.request_id, 1 << 30)
                 if item.samples and item.generated + len(ends_ns) >= limit:
                     finished.append(index)
+                if item.request_id in self.breaks and (len(ends_ns) == 3 or item.kind is Kind.PREFILL):
+                    failed[index] = self.breaks[item.request_id]
         self.steps.append(len(ends_ns))
         tokens = [np.arange(len(ends_ns), dtype=np.int32) if item.samples else None for item in plan.items]
-        return Progress(len(ends_ns), start_ns, np.array(ends_ns, np.int64), list(tokens), tuple(finished))
+        return Progress(len(ends_ns), start_ns, np.array(ends_ns, np.int64), list(tokens), tuple(finished), failed)
 
 
 class Bench:
@@ -102,7 +108,12 @@ class Bench:
         request = Request(request_id, 0, context, limit)
         item = StepItem(request_id, Kind.DECODE, context, 1, [0] * 100, Sampling(), generated=1)
         made = Sequence(request, item, asyncio.get_running_loop().create_future(), limit=limit)
-        made.on_tokens = lambda first, tokens, ends_ns: self.told.append((request_id, first, ends_ns.tolist()))
+
+        def on_tokens(first: int, tokens: Any, ends_ns: np.ndarray, logprobs: Any) -> bool:
+            self.told.append((request_id, first, ends_ns.tolist()))
+            return False
+
+        made.on_tokens = on_tokens
         return made
 
 
@@ -128,7 +139,7 @@ def test_a_prompt_is_computed_chunk_by_chunk_and_only_the_last_one_samples() -> 
     async def main(bench: Bench) -> None:
         prompt = bench.prompt(1, 20, start=3)
         bench.loop.add_prefill(prompt)
-        assert await prompt.done == End(0, 3 * STEP, False)
+        assert await prompt.done == End(0, 3 * STEP)
 
     bench = play(Bench, main)
     assert [items for _, items, _ in bench.executor.plans] == [
@@ -182,8 +193,8 @@ def test_a_bound_on_macro_steps_changes_no_time(max_steps: int | None) -> None:
             bench.loop.add_decode(sequence)
         first, second = await all_done(both)
         assert (first.end_ns, second.end_ns) == (6 * STEP, 4 * STEP)
-        assert first.output_ended
-        assert second.output_ended
+        assert first.finish_reason == "length"
+        assert second.finish_reason == "stop"
 
     assert max(play(lambda: Bench(max_steps=max_steps), main).executor.steps) == (max_steps or 4)
 
@@ -217,6 +228,34 @@ def test_a_prompt_stops_decodes_or_rides_with_them() -> None:
         [(2, "prefill", start, 4), (1, "decode", 11 + step, 1)] for step, start in enumerate((0, 4, 8, 12))
     ]
     assert all(steps == 1 for _, items, steps in together.executor.plans if len(items) == 2)
+
+
+def test_a_step_is_filled_with_the_chunks_of_several_prompts_in_the_order_that_tenancy_wants() -> None:
+    async def main(bench: Bench) -> None:
+        decode = bench.decode(1, 10, limit=8)
+        bench.loop.add_decode(decode)
+        await aio.sleep_ns(STEP // 2)
+        prompts = [bench.prompt(2, 3), bench.prompt(3, 20, priority=1), bench.prompt(4, 4, priority=2)]
+        for prompt in prompts:
+            bench.loop.add_prefill(prompt)
+        await all_done([decode, *prompts])
+
+    plans = [items for _, items, _ in play(lambda: Bench(Chunked(11), tenancy=Priority()), main).executor.plans]
+    shares = [[(item[0], item[3]) for item in items] for items in plans]
+    assert shares[1:5] == [[(4, 4), (3, 6), (1, 1)], [(3, 8), (2, 2), (1, 1)], [(3, 6), (2, 1), (1, 1)], [(1, 1)]]
+
+
+def test_decode_first_lets_a_prompt_in_between() -> None:
+    async def main(bench: Bench) -> None:
+        decode = bench.decode(1, 10, limit=9)
+        bench.loop.add_decode(decode)
+        await aio.sleep_ns(STEP // 2)
+        prompt = bench.prompt(2, 16)
+        bench.loop.add_prefill(prompt)
+        await all_done([decode, prompt])
+
+    plans = [items for _, items, _ in play(lambda: Bench(DecodeFirst(3)), main).executor.plans]
+    assert [items[0][0] for items in plans] == [1, 1, 1, 1, 2, 1, 1, 1, 2, 1]
 
 
 def test_more_sequences_than_the_batch_holds_wait_their_turn() -> None:
@@ -318,11 +357,50 @@ def test_a_failing_step_is_told_to_those_in_it_and_the_loop_goes_on() -> None:
     play(Bench, main)
 
 
+def test_a_sequence_without_a_finite_logit_ends_alone() -> None:
+    """What it had before is told, what the broken step gave is not; the others do not notice."""
+
+    async def main(bench: Bench) -> None:
+        bench.executor.breaks = {1: "its logits are not numbers", 3: "its logits are not numbers"}
+        bad, good, prompt = bench.decode(1, 10, limit=20), bench.decode(2, 20, limit=9), bench.prompt(3, 16)
+        for sequence in (bad, good):
+            bench.loop.add_decode(sequence)
+        with pytest.raises(BrokenOutput, match="request 1: its output broke off: its logits are not numbers"):
+            await bad.done
+        assert aio.now_ns() == 3 * STEP
+        assert bench.loop.context_tokens == 23
+        bench.loop.add_prefill(prompt)
+        with pytest.raises(BrokenOutput, match="request 3"):
+            await prompt.done
+        assert not bench.loop.prefills
+        await good.done
+        assert bench.loop.context_tokens == 0
+
+    bench = play(Bench, main)
+    assert [entry[:2] for entry in bench.told if entry[0] != 2] == [(1, 1)]
+    assert next(entry[2] for entry in bench.told if entry[0] == 1) == [STEP, 2 * STEP]
+    assert sum(len(entry[2]) for entry in bench.told if entry[0] == 2) == 8
+
+
+def test_an_executor_that_lost_its_pages_says_so_and_runs_nothing_more() -> None:
+    async def main(bench: Bench) -> None:
+        lost: list[int] = []
+        bench.loop.on_lost = lambda: lost.append(aio.now_ns())
+        bench.executor.problem = ExecutorFailed("device lost", lost_pages=True)  # pyright: ignore
+        bench.loop.add_prefill(bench.prompt(1, 8))
+        await aio.sleep_ns(5 * STEP)
+        assert lost == [STEP]
+        with pytest.raises(ExecutorFailed):
+            bench.loop.add_prefill(bench.prompt(2, 8))
+
+    assert len(play(Bench, main).executor.plans) == 1
+
+
 def test_an_executor_that_breaks_ends_the_run_and_nobody_hangs() -> None:
     """Not one of our errors: the loop cannot go on. Who leaves because of it must not wait for the broken step."""
 
     async def main(bench: Bench) -> None:
-        async def broken(plan: StepPlan, max_steps: int) -> Progress:
+        async def broken(plan: StepPlan, max_steps: int, on_step: object) -> Progress:
             await aio.sleep_ns(STEP)
             raise ZeroDivisionError("a bug")
 

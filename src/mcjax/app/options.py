@@ -20,6 +20,7 @@ WHOLE_NUMBERS: Mapping[str, int] = {
     "backend.max_batch": 1,
     "backend.max_context_tokens": 1,
     "backend.pages": 1,
+    "backend.memory_bytes": 1,
     "backend.pool_blocks": 1,
     "backend.schedules": 1,
 }
@@ -32,12 +33,22 @@ SECONDS: Mapping[str, bool] = {
     "engine.lease_s": True,
     "engine.wait_s": False,
     "engine.detect_s": False,
+    "engine.timeout_s": True,
     "engine.stall_s": True,
 }
 """Durations, and whether they must be more than 0."""
 
 SWITCHES = ("verify", "debug", "backend.verify", "backend.poison")
-NULLABLE = ("verify", "engine.max_steps", "engine.headroom_tokens", "kvpool.block_tokens", "kvpool.dram_bytes")
+NULLABLE = (
+    "verify",
+    "engine.max_steps",
+    "engine.headroom_tokens",
+    "engine.timeout_s",
+    "kvpool.block_tokens",
+    "kvpool.dram_bytes",
+    "backend.pages",
+    "backend.memory_bytes",
+)
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:

@@ -90,7 +90,13 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
     workload = plugins.get("workload") or workload_of(config)
     real = config.backend.name == "jax"
     rehearsal = build(
-        config, plugins, workload, table, recorder, track, make_world=(lambda _: ReplayWorld(log)) if real else None
+        config,
+        plugins,
+        workload,
+        table,
+        recorder,
+        track,
+        make_world=(lambda inputs: ReplayWorld(log, inputs.recorder)) if real else None,
     )
     return rehearsal, recorder, log
 

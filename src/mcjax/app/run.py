@@ -26,7 +26,7 @@ from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
-from mcjax.app.runner import Performance, Rehearsal, Result, read_changes
+from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.tokenizers import give_tokenizer
 from mcjax.app.verify import SamePrompts, prove
@@ -191,7 +191,8 @@ def build(
         pool_bytes=config.kvpool.dram_bytes,
         seed=config.seed,
         recorder=recorder,
-        instances=len(instances) + sum(change.join is not None for change in changes),
+        roles=[role for _, role in all_instances(instances, changes)],
+        prompt_tokens=lambda: prompt_lengths(workload),
         attention=config.kernels.attention,
     )
     return Rehearsal(
@@ -283,7 +284,9 @@ def _settings(config: DictConfig) -> Settings:
         transfer_deadline_s=config.transfer.deadline_s,
         transfer_attempts=config.transfer.attempts,
         headroom_tokens=engine.headroom_tokens,
+        preemption=engine.preemption,
         max_steps=engine.max_steps,
+        timeout_s=engine.timeout_s,
         timing=Timing(engine.lease_s, engine.wait_s, engine.detect_s),
     )
 
@@ -352,6 +355,7 @@ def _keep(
             warmup_ns=round(config.track.warmup_s * NS_PER_S),
             block_tokens=rehearsal.world.kv_format().block_tokens,
             bytes_by_transport=result.bytes_by_transport,
+            world=result.figures,
         )
         if verified:
             summary["verified"] = dict(verified)

@@ -24,6 +24,9 @@ from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role
 from mcjax.workload.base import Turn, Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
+SAMPLED_PROMPTS = 256
+"""How many prompts are looked at before a run, where the world asks."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -81,6 +84,24 @@ def joined_names(changes: Sequence[Change]) -> list[str]:
     return names
 
 
+def all_instances(instances: Sequence[InstanceSpec], changes: Sequence[Change]) -> list[tuple[str, Role]]:
+    """Names and roles of what is there from the beginning, then of what joins."""
+    later = zip(changes, joined_names(changes), strict=True)
+    there = [(spec.name, spec.role) for spec in instances]
+    return there + [(name, change.join) for change, name in later if change.join is not None]
+
+
+def prompt_lengths(workload: Workload, most: int = SAMPLED_PROMPTS) -> list[int]:
+    """Tokens of the first prompts of a workload, each session played by its script up to its end."""
+    lengths: list[int] = []
+    for session in workload.sessions():
+        while len(lengths) < most and (turn := session.next_turn(None)) is not None:
+            lengths.append(turn.request.prompt_tokens)
+        if len(lengths) == most:
+            break
+    return lengths
+
+
 @dataclass(slots=True)
 class Rehearsal:
     """Everything a run needs, made from its config (`app.build`)."""
@@ -112,6 +133,8 @@ class Result:
     checksums: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     interrupted: bool = False
     """The user stopped it."""
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the world says of itself, for the summary."""
 
 
 def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
@@ -161,11 +184,12 @@ class Performance:
         finally:
             for transport in self._r.world.transports():
                 self.result.bytes_by_transport[transport.name] = transport.stats().bytes_moved
+            self.result.figures = dict(self._r.world.figures())
         return self.result
 
     async def _main(self) -> None:
         r = self._r
-        await r.world.prepare([(spec.name, spec.role) for spec in r.instances], self._progress.stage)
+        await r.world.prepare(all_instances(r.instances, r.changes), self._progress.stage)
         try:
             async with aio.Scope("run") as scope:
                 service = service_of(r, scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -29,7 +29,10 @@ class WorldInputs:
     pool_bytes: int | None
     seed: int
     recorder: Recorder
-    instances: int
+    roles: Sequence[Role]
+    """Of every instance in the order in which they come, those that join in mid-run last."""
+    prompt_tokens: Callable[[], Sequence[int]]
+    """Lengths of the prompts of a sample of the workload; costs something, so it is asked for where it matters."""
     attention: str = "reference"
 
 
@@ -63,7 +66,10 @@ class World(Protocol):
         ...
 
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
-        """Load weights, compile, measure; `report(what, share_done)` shows progress."""
+        """Load weights, compile, measure; `report(what, share_done)` shows progress.
+
+        `instances` are all that will be there, those that join in mid-run too.
+        """
         ...
 
     def instance(self, name: str, node: str, role: Role) -> InstanceParts: ...
@@ -78,6 +84,10 @@ class World(Protocol):
 
     async def remove(self, instance: str) -> None:
         """The instance has left: free what it held."""
+        ...
+
+    def figures(self) -> Mapping[str, Any]:
+        """What only this world knows of a run, for the run's summary. Asked when all is over."""
         ...
 
     async def close(self) -> None: ...

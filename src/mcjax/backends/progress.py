@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mcjax.engine.base import Progress
-from mcjax.errors import McjaxError
+from mcjax.errors import ExecutorFailed, InstanceDown
 from mcjax.types import Logprobs
 
-
-class ExecutorFailed(McjaxError):
-    """The executor's thread raised. The message carries the type and text of what it was."""
+Failure: TypeAlias = ExecutorFailed | InstanceDown
+"""What a plan may end in, beside progress."""
 
 
 def encode_progress(progress: Progress) -> dict[str, Any]:
@@ -36,15 +35,19 @@ def encode_progress(progress: Progress) -> dict[str, Any]:
     }
 
 
-def encode_failure(error: BaseException) -> dict[str, Any]:
-    """`{error}`, for a plan that raised."""
-    return {"error": f"{type(error).__name__}: {error}"}
+def encode_failure(error: Failure) -> dict[str, Any]:
+    """`{down}` or `{error, lost_pages}`, for a plan that raised."""
+    if isinstance(error, InstanceDown):
+        return {"down": error.instance}
+    return {"error": str(error), "lost_pages": error.lost_pages}
 
 
 def decode_progress(payload: dict[str, Any]) -> Progress:
-    """The inverse of `encode_progress`. Raises `ExecutorFailed` for what `encode_failure` wrote."""
+    """The inverse of `encode_progress`. Raises what `encode_failure` wrote."""
+    if "down" in payload:
+        raise InstanceDown(payload["down"])
     if "error" in payload:
-        raise ExecutorFailed(payload["error"])
+        raise ExecutorFailed(payload["error"], payload["lost_pages"])
     return Progress(
         steps=payload["steps"],
         start_ns=payload["start_ns"],

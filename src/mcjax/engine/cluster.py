@@ -11,6 +11,7 @@ from mcjax import aio
 from mcjax.engine.base import InstanceParts
 from mcjax.engine.cluster_spec import InstanceSpec
 from mcjax.engine.decode import DecodeInstance
+from mcjax.engine.decoder import DecodeSettings
 from mcjax.engine.instance import Instance
 from mcjax.engine.mixed import MixedInstance
 from mcjax.engine.node import Node
@@ -73,9 +74,8 @@ class Cluster:
         policies: Policies,
         recorder: Recorder,
         timing: Timing,
-        share_decoded: bool,
+        decoding: DecodeSettings,
         scope: aio.Scope,
-        headroom_tokens: int | None = None,
         max_steps: int | None = None,
     ):
         self.instances: dict[str, Instance] = {}
@@ -89,9 +89,8 @@ class Cluster:
         self._policies = policies
         self._recorder = recorder
         self._timing = timing
-        self._share_decoded = share_decoded
+        self._decoding = decoding
         self._scope = scope
-        self._headroom_tokens = headroom_tokens
         self._max_steps = max_steps
 
     def join(self, spec: InstanceSpec) -> Instance:
@@ -113,14 +112,14 @@ class Cluster:
             self._recorder,
             batching,
             self._policies.tenancy(),
-            self._share_decoded,
-            self._headroom_tokens,
+            self._decoding,
             self._max_steps,
         )
         capacity = instance.capacity
         free_tokens = capacity.pages * capacity.page_tokens
         self._conductor.join(instance, node.name, role, node.pool, free_tokens)
         self.instances[spec.name] = instance
+        instance.loop.on_lost = partial(self.lost, spec.name)
         self._scope.spawn(instance.loop.run(), f"{spec.name}.loop")
         self._scope.spawn(node.heartbeat(), f"{node.name}.heartbeat")
         self._recorder.event(aio.now_ns(), "join", -1, spec.name, detail=role)
@@ -163,6 +162,13 @@ class Cluster:
         self._recorder.event(aio.now_ns(), "death", -1, name)
         found_ns = aio.now_ns() + round(self._timing.detect_s * NS_PER_S)
         aio.clock().call_at_ns(found_ns, self._conductor.leave, name)
+
+    def lost(self, name: str) -> None:
+        """The instance's device has lost its pages: everybody is told at once, and it comes back no more."""
+        self.instances[name].kill()
+        self._gone(name)
+        self._recorder.event(aio.now_ns(), "death", -1, name, detail="its pages are lost")
+        self._conductor.leave(name)
 
     def _gone(self, name: str) -> None:
         self.departed.append(self.instances.pop(name))

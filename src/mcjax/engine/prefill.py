@@ -9,6 +9,7 @@ from mcjax import aio
 from mcjax.engine.instance import Instance
 from mcjax.engine.node import Node
 from mcjax.engine.stream import BlockStream, Piece
+from mcjax.errors import BrokenOutput
 from mcjax.kvpool.holds import Hold, Pin, Reservation
 from mcjax.sched.job import CompletionRecord, Job, Placement
 from mcjax.types import Role
@@ -28,7 +29,7 @@ class PrefillInstance(Instance):
         pages: list[int] = []
         handed_over = False
         try:
-            page_count = self.pages_for(job, job.request.prompt_tokens)
+            page_count = self.decoder.pages_for(job, job.request.prompt_tokens)
             pin = await self._fetcher.fetch(job, placement)
             held.append((self.node, pin))
             there, arriving = await self._receive(job, receiver, held)
@@ -92,7 +93,7 @@ class PrefillInstance(Instance):
         first_task = aio.spawn(inward.run(), f"{self.name}.store.{job.request_id}")
         second_task = aio.spawn(onward.run(), f"{self.name}.send.{job.request_id}")
         try:
-            end = await self.compute_prompt(
+            sampler = await self.compute_prompt(
                 job,
                 pages,
                 start,
@@ -105,6 +106,10 @@ class PrefillInstance(Instance):
             await first_task
             onward.close()
             await second_task
+        except BrokenOutput:
+            for node in (self.node, receiver):
+                node.pool.drop(blocks[cached:])  # nobody may match what may be no numbers either
+            raise
         finally:
             await aio.settle(first_task)
             await aio.settle(second_task)
@@ -113,8 +118,7 @@ class PrefillInstance(Instance):
             blocks=blocks,
             checksums=tuple(checksums[:full]),
             prompt_tokens=job.request.prompt_tokens,
-            first_token=end.token,
-            output_ended=end.output_ended,
+            sampler=sampler,
             pin=there,
             tail=arriving,
             tail_checksum=checksums[full] if len(checksums) > full else b"",

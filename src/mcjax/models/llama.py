@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import PagedAttention
+from mcjax.kernels.attention.pages import write
 
 
 class Shape(Protocol):
@@ -128,14 +129,26 @@ class WeightSource(Protocol):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Array: ...
 
 
-def contract(pattern: str, x: Float[Array, " ..."], weight: Float[Array, " ..."]) -> Float[Array, " ..."]:
-    """`einsum` that sums in float32 and returns the dtype of `x`.
+def contract(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
+    """`x @ weight`, summed in float32, in the dtype of `x`."""
+    product = wide_product(x.reshape(-1, x.shape[-1]), weight)
+    return product.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[1])
 
-    Float32 weights ask for full float32 products, which accelerators otherwise round; on XLA:CPU a bfloat16 product
-    that is *summed* in bfloat16 is the slow path.
+
+def wide_product(
+    x: Float[Array, "M K"], weight: Float[Array, "K N"] | Float[Array, "N K"], summed_axis: int = 0
+) -> Float[Array, "M N"]:
+    """Float32 sums of products of each row with the weight's other axis.
+
+    Float32 weights ask for full float32 products, which accelerators otherwise round. On XLA:CPU a bfloat16 product
+    that is *summed* in bfloat16 is the slow path, and so is one of a single row: such a row is computed twice.
     """
+    count = x.shape[0]
+    if count == 1 and weight.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        x = jnp.broadcast_to(x, (2, x.shape[1]))
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jnp.einsum(pattern, x, weight, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)
+    axes = (((1,), (summed_axis,)), ((), ()))
+    return jax.lax.dot_general(x, weight, axes, precision=precision, preferred_element_type=jnp.float32)[:count]
 
 
 def rotary_table(config: LlamaConfig, length: int) -> Float[Array, "S 2 D/2"]:
@@ -177,43 +190,48 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, config: LlamaConfig, source: WeightSource, name: str, layer: int):
-        embed, head_dim = config.d_model, config.head_dim
-        self.layer = layer
-        self.query = nnx.Param(source(f"{name}.query", (embed, config.heads, head_dim), embed))
-        self.key = nnx.Param(source(f"{name}.key", (embed, config.kv_heads, head_dim), embed))
-        self.value = nnx.Param(source(f"{name}.value", (embed, config.kv_heads, head_dim), embed))
-        self.output = nnx.Param(source(f"{name}.output", (config.heads, head_dim, embed), config.heads * head_dim))
+        embed, head_dim, kv_heads = config.d_model, config.head_dim, config.kv_heads
+        self.layer, self.kv_heads, self.head_dim = layer, kv_heads, head_dim
+        query = source(f"{name}.query", (embed, config.heads, head_dim), embed)
+        key = source(f"{name}.key", (embed, kv_heads, head_dim), embed)
+        value = source(f"{name}.value", (embed, kv_heads, head_dim), embed)
+        grouped = query.reshape(embed, kv_heads, -1, head_dim)
+        # [E, Hkv, G + 2, D]: one product instead of three, and whoever splits key heads over devices splits it all.
+        self.mix = nnx.Param(jnp.concatenate([grouped, key[:, :, None], value[:, :, None]], axis=2))
+        output = source(f"{name}.output", (config.heads, head_dim, embed), config.heads * head_dim)
+        self.output = nnx.Param(output)
 
     def __call__(
         self,
         x: Float[Array, "B T E"],
         turn: Float[Array, "B T 2 D/2"],
         positions: Int[Array, "B T"],
-        pages: Float[Array, "P L 2 page Hkv D"],
+        pages: Shaped[Array, "P L 2 page Hkv D"],
         page_table: Int[Array, "B N"],
         places: tuple[Int[Array, "B T"], Int[Array, "B T"]],
         attend: PagedAttention,
-    ) -> tuple[Float[Array, "B T E"], Float[Array, "P L 2 page Hkv D"]]:
-        queries = rotate(contract("bte,ehd->bthd", x, self.query[...]), turn)
-        keys = rotate(contract("bte,ekd->btkd", x, self.key[...]), turn)
-        values = contract("bte,ekd->btkd", x, self.value[...])
-        page, offset = places
-        pages = pages.at[page, self.layer, :, offset].set(jnp.stack([keys, values], axis=2))
-        mixed = attend(queries, pages, self.layer, page_table, positions)
-        return contract("bthd,hde->bte", mixed, self.output[...]), pages
+    ) -> tuple[Float[Array, "B T E"], Shaped[Array, "P L 2 page Hkv D"]]:
+        batch, steps, embed = x.shape
+        mixed = contract(x, self.mix[...].reshape(embed, -1)).reshape(batch, steps, self.kv_heads, -1, self.head_dim)
+        queries = rotate(mixed[:, :, :, :-2].reshape(batch, steps, -1, self.head_dim), turn)
+        keys, values = rotate(mixed[:, :, :, -2], turn), mixed[:, :, :, -1]
+        pages = write(pages, self.layer, places, jnp.stack([keys, values], axis=2))
+        attended = attend(queries, pages, self.layer, page_table, positions).reshape(batch, steps, -1)
+        return contract(attended, self.output[...].reshape(-1, embed)), pages
 
 
 class FeedForward(nnx.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, config: LlamaConfig, source: WeightSource, name: str):
-        self.gate = nnx.Param(source(f"{name}.gate", (config.d_model, config.d_ff), config.d_model))
-        self.up = nnx.Param(source(f"{name}.up", (config.d_model, config.d_ff), config.d_model))
+        gate = source(f"{name}.gate", (config.d_model, config.d_ff), config.d_model)
+        up = source(f"{name}.up", (config.d_model, config.d_ff), config.d_model)
+        self.gate_up = nnx.Param(jnp.stack([gate, up], axis=1))  # [E, 2, F]
         self.down = nnx.Param(source(f"{name}.down", (config.d_ff, config.d_model), config.d_ff))
 
     def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        gate, up = contract("bte,ef->btf", x, self.gate[...]), contract("bte,ef->btf", x, self.up[...])
-        return contract("btf,fe->bte", jax.nn.silu(gate) * up, self.down[...])
+        gate, up = jnp.split(contract(x, self.gate_up[...].reshape(x.shape[-1], -1)), 2, axis=-1)
+        return contract(jax.nn.silu(gate) * up, self.down[...])
 
 
 class Block(nnx.Module):
@@ -243,11 +261,11 @@ class Llama(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        pages: Float[Array, "P L 2 page Hkv D"],
+        pages: Shaped[Array, "P L 2 page Hkv D"],
         page_table: Int[Array, "B N"],
         lengths: Int[Array, " B"],
         attend: PagedAttention,
-    ) -> tuple[Float[Array, "B V"], Float[Array, "P L 2 page Hkv D"]]:
+    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P L 2 page Hkv D"]]:
         """Logits (float32) after each row's last valid token, and the pages with the new keys and values in them.
 
         Row b holds `lengths[b]` valid tokens, then padding, whose position is -1. Page ids in `page_table` are below
@@ -268,8 +286,5 @@ class Llama(nnx.Module):
         last = jnp.maximum(lengths - 1, 0)[:, None, None]
         final = self.final_norm(jnp.take_along_axis(x, last, axis=1))
         head = self.embedding if self.head is None else self.head
-        precision = jax.lax.Precision.HIGHEST if final.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-        logits = jnp.einsum(
-            "be,ve->bv", final[:, 0], head[...], precision=precision, preferred_element_type=jnp.float32
-        )
+        logits = wide_product(final[:, 0], head[...], summed_axis=1)
         return logits, pages

@@ -32,12 +32,14 @@ def summarise(
     warmup_ns: int,
     block_tokens: int,
     bytes_by_transport: Mapping[str, int] | None = None,
+    world: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run that lasted `duration_ns` of run time and `wall_s` of real time.
 
     The window holds the requests that arrived at `warmup_ns` or later. What cannot be computed (no request, no
     window) is None. `bytes_by_transport` are the transports' own counters, of the whole run;
-    without them the transfer events are summed (which `level="lean"` does not keep).
+    without them the transfer events are summed (which `level="lean"` does not keep). `world` are figures that only the
+    run's world knows.
     """
     every = columns(tables, "requests", REQUEST_COLUMNS)
     requests = every.filter(compute().greater_equal(every.column("arrival_ns"), warmup_ns))
@@ -72,6 +74,7 @@ def summarise(
         **_busy(tables, warmup_ns, duration_ns),
         "peak_rss_bytes": peak_rss_bytes(),
         "estimate_error": _estimate_error(tables, requests),
+        **(world or {}),
         "digest": digest(tables),
     }
 

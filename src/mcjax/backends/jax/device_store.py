@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.kvpool.stores.slots import SlotStore
+from mcjax.transfer.base import Region
 from mcjax.types import Tier
+
+
+@dataclass(slots=True, eq=False)
+class PageRegion(Region):
+    """Slots of an instance's pages, in the hands they were in, holding what they held."""
+
+    executor: JaxExecutor
+    losses: int
+
+    def is_current(self) -> bool:
+        """False, too, once the executor has lost what its pages held."""
+        return self.losses == self.executor.losses and Region.is_current(self)
 
 
 class DevicePages(SlotStore):
@@ -19,6 +35,10 @@ class DevicePages(SlotStore):
         super().__init__(node, Tier.HBM, capacity.pages, capacity.page_bytes, f"{executor.name}.{Tier.HBM}")
         self.executor = executor
         self._poison = poison
+
+    def regions(self, slots: Sequence[int]) -> PageRegion:
+        # By the losses that have been told of: until then whoever asks may believe in pages that hold nothing any more.
+        return PageRegion(self, tuple(slots), self.epoch, self.executor, self.executor.losses_told)
 
     def _release(self, slots: list[int]) -> None:
         if self._poison:

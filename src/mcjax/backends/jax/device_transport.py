@@ -1,4 +1,5 @@
-"""Moves blocks between an instance's pages and the host memory of its node, on the executor's thread, between steps."""
+"""Moves blocks between an instance's pages and the host memory of its node, or from page to page of one instance:
+on the thread of its executor, between steps."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ class Device(ThreadedTransport):
         super().__init__(name, recorder or NullRecorder())
 
     def reaches(self, source: Memory, target: Memory) -> bool:
-        """Both are registered, lie on one node, and exactly one is an instance's pages."""
-        known = self.knows(source) and self.knows(target) and source.node == target.node
-        if isinstance(source, DevicePages) == isinstance(target, DevicePages):
+        """Both are registered, and are an instance's pages and a memory of its node's host, or twice the same pages."""
+        if not (self.knows(source) and self.knows(target) and source.node == target.node):
             return False
+        if isinstance(source, DevicePages) and isinstance(target, DevicePages):
+            return source.executor is target.executor
         host = target if isinstance(source, DevicePages) else source
-        return known and host.buffer() is not None
+        return isinstance(source, DevicePages) != isinstance(target, DevicePages) and host.buffer() is not None
 
     def _start(self, batch: Batch) -> None:
         while (first := len(batch.results)) < len(batch.copies):
@@ -39,14 +41,16 @@ class Device(ThreadedTransport):
                 self._visit(batch, last, _gone)
                 continue
             try:
-                executor.submit_host(partial(self._hand_on, batch, last))
+                executor.submit_host(
+                    partial(self._hand_on, batch, last, _move), partial(self._hand_on, batch, last, _gone)
+                )
                 return
             except InstanceDown:
                 self._visit(batch, last, _gone)
         self._answer(batch)
 
-    def _hand_on(self, batch: Batch, last: int) -> None:
-        self._visit(batch, last, _move)
+    def _hand_on(self, batch: Batch, last: int, move: Move) -> None:
+        self._visit(batch, last, move)
         self._start(batch)
 
     def _visit(self, batch: Batch, last: int, move: Move) -> None:
@@ -68,7 +72,10 @@ def _executor(copy: Copy) -> JaxExecutor | None:
 
 def _move(copy: Copy) -> tuple[bytes, ...]:
     source, target = copy.source.memory, copy.target.memory
-    if isinstance(source, DevicePages):
+    if isinstance(source, DevicePages) and isinstance(target, DevicePages):
+        source.executor.copy_pages(copy.source.slots, copy.target.slots)
+        blocks = source.executor.read_pages(copy.target.slots) if copy.checksum else ()
+    elif isinstance(source, DevicePages):
         host = target.buffer()
         assert host is not None  # `reaches` said so when the batch came in
         blocks = source.executor.read_pages(copy.source.slots)

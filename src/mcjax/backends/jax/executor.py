@@ -3,6 +3,9 @@
 Jobs for the thread come through two doors: one plan at a time, and host jobs (page copies, poisoning), which run in
 order of arrival before the next step begins. So whatever was asked of the pages before a plan is done before its first
 step.
+
+A failure costs the plan that it happened in, no more: the executor serves the next one. If it cost the pages too, the
+next answer says so, and no region of before is read again (`PageRegion`).
 """
 
 from __future__ import annotations
@@ -12,53 +15,78 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
+from mcjax.backends.jax.pages import Pages, one_line
+from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.plans import Call, Plan
-from mcjax.backends.jax.programs import Device, DevicePrograms, Geometry, Programs
-from mcjax.backends.progress import encode_failure, encode_progress
+from mcjax.backends.jax.programs import DevicePrograms, Geometry, Programs
+from mcjax.backends.jax.tally import Tally
+from mcjax.backends.jax.warm_up import warm_up_jobs
+from mcjax.backends.progress import Failure, encode_failure, encode_progress
 from mcjax.engine.base import Capacity, OnStep, Progress, StepPlan
-from mcjax.errors import ConfigError, InstanceDown
-from mcjax.types import NullRecorder, Recorder
+from mcjax.errors import ExecutorFailed, InstanceDown
+from mcjax.types import NS_PER_S, NullRecorder, Recorder
+
+PATIENCE_S = 60.0
+"""How long `close` waits for a thread that does not come back from its device: longer than most compilations."""
+
+
+def _nobody() -> None:
+    """Nobody waits for the job."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """A plan for the thread, and whom to tell."""
+
+    plan: Plan
+    losses: int
+    """Losses of the pages that whoever made the plan knew of."""
+    deliver: Callable[[Progress | Failure, int], None]
+    clock: aio.WallClock
+    on_step: OnStep | None
 
 
 class JaxExecutor:
-    """One instance's compute. Implements `mcjax.engine.base.Executor` with `numerics=invariant`.
+    """One instance's compute, on a device or a few. Implements `mcjax.engine.base.Executor`.
 
-    A prefill item runs the prefill program by itself; all decode items of a plan share one call of the decode program;
-    the two are never fused. So a sequence's bits depend on nothing but its own tokens.
+    A prefill item runs a prefill program by itself; all decode items of a plan share one call of a decode program; the
+    two are never fused. If the geometry has one shape of each, a sequence's bits depend on nothing but its own tokens.
     """
 
     def __init__(
         self,
         name: str,
         programs: Programs,
-        device: Device,
+        device: Device | Place,
         recorder: Recorder | None = None,
-        numerics: str = "invariant",
     ):
-        if numerics != "invariant":
-            raise ConfigError("backend.numerics", numerics, "not supported", ("invariant",))
         self.name = name
+        self.losses_told = 0
+        """Of the losses of its pages, those that a failed plan has told of."""
         self._programs = programs
         self._device = device
         self._recorder = recorder or NullRecorder()
+        self.tally = Tally()
         self._calls = 0
         self._busy_ns = 0
-        self._pages: jax.Array | None = None
+        self._pages = Pages(programs, device)
         self._interrupted = threading.Event()
         self._wake = threading.Condition()
-        self._host_jobs: deque[Callable[[], None]] = deque()
-        self._plan: tuple[Plan, Callable[[Progress | BaseException], None], aio.WallClock, OnStep | None] | None = None
+        self._host_jobs: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self._order: _Order | None = None
+        self._under_way: _Order | None = None
         self._running = False
         self._closing = False
+        self._ended = False
         self._last_words: list[Callable[[], None]] = []
-        self._broken: Exception | None = None
+        self._host_problem: Exception | None = None
         self._thread = threading.Thread(target=self._work, name=f"mcjax-{name}", daemon=True)
         self._thread.start()
 
@@ -81,33 +109,41 @@ class JaxExecutor:
         feeds `tokens[k : k + q_len]`, or the last token produced once those are used up, and produces
         `tokens[k + q_len]`, or a sampled token where there is none. The plan is read before this first suspends.
 
-        Raises `ValueError` for a plan that does not fit the capacity, `InstanceDown` after `close`, and whatever the
-        device raised. If cancelled, it still waits for the step under way: the pages are the caller's again when this
-        returns.
+        Raises `ValueError` for a plan that does not fit the capacity, `ConfigError` for sampler parameters that do not
+        fit the programs, `ExecutorFailed` for whatever the device raised, `InstanceDown` after `close` or when the
+        thread has died. If cancelled, it still waits for the step under way: the pages are the caller's again when
+        this returns.
         """
-        if self._closing:
-            raise InstanceDown(self.name)
         if self._running:
             raise ValueError(f"{self.name} runs one plan at a time")
         packed = Plan.of(plan, max_steps, self._programs.geometry)
         future: asyncio.Future[Progress] = asyncio.get_running_loop().create_future()
-        call, self._calls = self._calls, self._calls + 1
-        clock = cast("aio.WallClock", aio.clock())
+        call, clock = self._calls, cast("aio.WallClock", aio.clock())
 
-        def deliver(answer: Progress | BaseException) -> None:
+        def deliver(answer: Progress | Failure, losses: int) -> None:
+            if future.done():  # told that the instance is down; what came of it after all is nobody's
+                return
             self._running = False
             if isinstance(answer, Progress):
                 self._busy_ns += int(answer.ends_ns[-1]) - answer.start_ns
                 self._recorder.outcome(clock.now_ns(), self.name, call, encode_progress(answer))
                 future.set_result(answer)
             else:
+                self.losses_told = losses
                 self._recorder.outcome(clock.now_ns(), self.name, call, encode_failure(answer))
                 future.set_exception(answer)
 
+        def tell(step: int, tokens: Sequence[int | None], end_ns: int) -> None:
+            if on_step is not None and not future.done():
+                on_step(step, tokens, end_ns)
+
         self._interrupted.clear()
-        self._running = True
         with self._wake:
-            self._plan = (packed, deliver, clock, on_step)
+            if self._closing:
+                raise InstanceDown(self.name)
+            self._calls += 1
+            self._running = True
+            self._order = _Order(packed, self.losses_told, deliver, clock, None if on_step is None else tell)
             self._wake.notify()
         return await _finished(future, self.interrupt)
 
@@ -134,166 +170,200 @@ class JaxExecutor:
         """Programs compiled for this device (shared with other executors on it)."""
         return self._programs.on(self._device).count
 
+    @property
+    def losses(self) -> int:
+        """How often what the pages held was lost. Thread-safe; ahead of `losses_told` until a plan has failed of it."""
+        return self._pages.losses
+
     async def warm_up(self, prefill: bool = True, decode: bool = True) -> None:
-        """Compile the programs that will be used and run each once, on the scratch page only."""
+        """Compile the programs that will be used and run each once, on the scratch page only.
 
-        def job() -> None:
-            geometry = self.geometry
-            if prefill:
-                self.step(Plan.idle(geometry, 1, geometry.chunk_tokens))
-            if decode:
-                self.step(Plan.idle(geometry, geometry.max_batch, 1))
-            self.write_pages([geometry.pages], self.read_pages([geometry.pages]))
-
-        await self.on_thread(job)
+        Raises `ConfigError` if the device has no room for the pages.
+        """
+        for _, job in warm_up_jobs(self, prefill, decode):
+            await self.on_thread(job)
 
     async def on_thread(self, job: Callable[[], Any]) -> Any:
-        """Run a host job and return what it returned, or raise what it raised."""
+        """Run a host job and return what it returned, or raise what it raised, or `InstanceDown`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         clock = aio.clock()
 
+        def answer(value: Any, problem: Exception | None) -> None:
+            if future.done():
+                return
+            if problem is None:
+                future.set_result(value)
+            else:
+                future.set_exception(problem)
+
         def work() -> None:
             try:
-                done = (future.set_result, job())
+                done = (job(), None)
             except Exception as problem:
-                done = (future.set_exception, problem)
-            _post(clock, *done)
+                done = (None, problem)
+            _post(clock, answer, *done)
 
-        self.submit_host(work)
+        self.submit_host(work, lambda: _post(clock, answer, None, InstanceDown(self.name)))
         return await _finished(future, lambda: None)
 
-    def submit_host(self, job: Callable[[], None]) -> None:
+    def submit_host(self, job: Callable[[], None], refused: Callable[[], None] = _nobody) -> None:
         """Run `job` on the executor's thread before the next step begins, in order of submission.
 
-        Should it raise, the executor is broken: every later plan raises that. Raises `InstanceDown` after `close`.
+        Should it raise, the plan under way or the next one fails of that. Raises `InstanceDown` after `close`; if the
+        thread dies before the job's turn comes, `refused` is called instead, from whatever thread.
         """
         with self._wake:
             if self._closing:
                 raise InstanceDown(self.name)
-            self._host_jobs.append(job)
+            self._host_jobs.append((job, refused))
             self._wake.notify()
 
     def poison(self, slots: Iterable[int]) -> None:
         """Overwrite these pages with NaN, before anything that is asked for later. Nothing to do after `close`."""
         wanted = list(slots)
         with contextlib.suppress(InstanceDown):
-            self.submit_host(lambda: self._poison(wanted))
+            self.submit_host(lambda: self._pages.poison(wanted))
 
-    async def close(self) -> None:
-        """Stop after the step under way and the host jobs already submitted, end the thread, let go of the pages."""
-        if self._thread.is_alive():
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            clock = aio.clock()
-            self.interrupt()
-            with self._wake:
-                self._closing = True
-                self._last_words.append(lambda: _post(clock, future.set_result, None))
-                self._wake.notify()
+    async def close(self, patience_s: float = PATIENCE_S) -> None:
+        """Stop after the step under way and the host jobs already submitted, end the thread, let go of the pages.
+
+        A thread that has not come back from its device by then is left to itself, and whoever waits for it is told.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        clock = cast("aio.WallClock", aio.clock())
+
+        def end() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        if self._leave(lambda: _post(clock, end)):
+            timer = clock.call_at_ns(clock.wall_ns() + round(patience_s * NS_PER_S), end)
             await _finished(future, lambda: None)
-        self._thread.join()
+            timer.cancel()
+        self._join(1.0 if self._ended else 0.0)  # it has said its last words, or never will
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = PATIENCE_S) -> None:
         """`close` for a caller without a running loop: blocks until the thread has ended."""
+        self._leave(lambda: None)
+        self._join(patience_s)
+
+    def _leave(self, say: Callable[[], None]) -> bool:
+        """Ask the thread to end; False if it has already, and will not say anything."""
         self.interrupt()
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join()
+            if not self._ended:
+                self._last_words.append(say)
+            return not self._ended
+
+    def _join(self, patience_s: float) -> None:
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            self._tell_all()
 
     # Below this line: on the executor's thread only.
 
     def read_pages(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """`[n, page_bytes]`: a copy of the bytes of these pages."""
-        wide = self._programs.geometry.move_pages
-        blocks = np.empty((len(slots), self._programs.page_bytes), dtype=np.uint8)
-        for first in range(0, len(slots), wide):
-            part = slots[first : first + wide]
-            gathered = np.asarray(self.programs().gather(self._held(), self._padded(part)))
-            blocks[first : first + len(part)] = gathered[: len(part)].reshape(len(part), -1).view(np.uint8)
-        return blocks
+        return self._pages.read(slots)
 
     def write_pages(self, slots: Sequence[int], blocks: NDArray[np.uint8]) -> None:
         """Overwrite these pages with `blocks` (`[n, page_bytes]`). Returns when the bytes are on the device."""
-        programs = self._programs
-        wide = programs.geometry.move_pages
-        for first in range(0, len(slots), wide):
-            part = slots[first : first + wide]
-            staged = np.zeros((wide, *programs.page_shape), dtype=programs.dtype)
-            staged.reshape(wide, -1).view(np.uint8)[: len(part)] = blocks[first : first + len(part)]
-            self._pages = self.programs().scatter(self._held(), self._padded(part), staged)
-        # The device may read the staged buffer in place: nothing may be reused before it is done.
-        jax.block_until_ready(self._pages)
+        self._pages.write(slots, blocks)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy page to page on the device. No page may be both."""
+        self._pages.copy(sources, targets)
 
     def step(self, call: Call) -> NDArray[np.int32]:
-        """One call of the model and its sampler, one synchronisation; `[B, 2]`, see `sampling.sample`."""
+        """One call of the model and its sampler, one synchronisation; `[B, 2]` of `sampling.sample`, or what
+        `sampling.sample_fully` tells."""
         programs = self.programs()
-        logits, self._pages = programs.model(call.batch, call.width)(programs.weights, self._held(), call.rows)
-        return np.asarray(programs.sampler(call.batch)(logits, call.words, call.temperatures))
+        model = programs.model(call.batch, call.width)
+        sampler = programs.full_sampler(call.batch) if call.full else programs.sampler(call.batch)
+        with self._pages.consumed() as pages:
+            logits, pages = model(programs.weights, pages, call.rows)
+            self._pages.replace(pages)
+            return np.asarray(sampler(logits, call.words, call.numbers))
 
     def programs(self) -> DevicePrograms:
         """The programs of this executor's device."""
         return self._programs.on(self._device)
 
-    def _held(self) -> jax.Array:
-        if self._pages is None:
-            self._pages = self._programs.new_pages(self._device)
-        return self._pages
-
-    def _padded(self, slots: Sequence[int]) -> NDArray[np.int32]:
-        geometry = self._programs.geometry
-        padded = np.full(geometry.move_pages, geometry.pages, dtype=np.int32)
-        padded[: len(slots)] = slots
-        return padded
-
-    def _poison(self, slots: list[int]) -> None:
-        nan = np.full((len(slots), *self._programs.page_shape), np.nan, dtype=self._programs.dtype)
-        self.write_pages(slots, nan.reshape(len(slots), -1).view(np.uint8))
-
     def _work(self) -> None:
+        try:
+            self._serve()
+        finally:  # be it that the thread dies: nobody may wait for it
+            self._tell_all()
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
-                while not (self._host_jobs or self._plan or self._closing):
+                while not (self._host_jobs or self._order or self._closing):
                     self._wake.wait()
-                if self._closing and not (self._host_jobs or self._plan):
-                    self._pages = None
-                    for say in self._last_words:
-                        say()
+                if self._closing and not (self._host_jobs or self._order):
+                    self._pages.drop()
                     return
-                job, self._plan = self._plan, None
-            if job is None:
+                order, self._order = self._order, None
+                self._under_way = order
+            if order is None:
                 self._run_host_jobs()
                 continue
-            plan, deliver, clock, on_step = job
             try:
-                answer = self._run_plan(plan, clock, on_step)
+                answer = self._run_plan(order)
             except Exception as problem:
-                answer = problem
-            _post(clock, deliver, answer)
+                lost = self.losses != order.losses
+                what = f"executor {self.name}: {one_line(problem)}" + ("; its pages are lost" if lost else "")
+                answer = ExecutorFailed(what, lost)
+            _post(order.clock, order.deliver, answer, self.losses)
+            self._under_way = None
+
+    def _tell_all(self) -> None:
+        """Whoever still waits for the thread hears that it is gone."""
+        with self._wake:
+            self._closing = self._ended = True
+            orders = [order for order in (self._under_way, self._order) if order is not None]
+            refused = [refuse for _, refuse in self._host_jobs]
+            last_words, self._last_words = self._last_words, []
+            self._host_jobs.clear()
+            self._order = self._under_way = None
+        for order in orders:
+            _post(order.clock, order.deliver, InstanceDown(self.name), self.losses)
+        for say in (*refused, *last_words):
+            say()
 
     def _run_host_jobs(self) -> None:
         # Only those that are there now: a stream of copies must not hold up a step for ever.
         for _ in range(len(self._host_jobs)):
+            with self._wake:
+                if not self._host_jobs:  # the thread was given up meanwhile
+                    return
+                job, refused = self._host_jobs.popleft()
             try:
-                self._host_jobs.popleft()()
-            except Exception as problem:  # nobody waits for this job: the next plan says what went wrong
-                self._broken = problem
+                job()
+            except Exception as problem:  # nobody waits for this job: a plan says what went wrong
+                self._host_problem = problem
+            except BaseException:
+                refused()
+                raise
 
-    def _run_plan(self, plan: Plan, clock: aio.WallClock, on_step: OnStep | None) -> Progress:
-        self._run_host_jobs()
-        if self._broken is not None:
-            raise self._broken
+    def _run_plan(self, order: _Order) -> Progress:
+        plan, clock, on_step = order.plan, order.clock, order.on_step
         ends_ns: list[int] = []
+        self._prepare_step(order)
         start_ns = clock.wall_ns()
         while True:
             for call in plan.calls():
-                plan.produced(call.indices, self.step(call))
+                plan.produced(call, self.step(call))
+            self.tally.add(plan)
             ends_ns.append(clock.wall_ns())
             if on_step is not None:
                 _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), ends_ns[-1])
             if len(ends_ns) == plan.max_steps or plan.finished or plan.failed or self._interrupted.is_set():
                 break
             plan.advance()
-            self._run_host_jobs()
+            self._prepare_step(order)
         return Progress(
             steps=len(ends_ns),
             start_ns=start_ns,
@@ -301,7 +371,16 @@ class JaxExecutor:
             tokens=plan.tokens(),
             finished=tuple(sorted(plan.finished)),
             failed=dict(sorted(plan.failed.items())),
+            logprobs=plan.logprobs(),
         )
+
+    def _prepare_step(self, order: _Order) -> None:
+        self._run_host_jobs()
+        problem, self._host_problem = self._host_problem, None
+        if problem is not None:
+            raise problem
+        if self.losses != order.losses:
+            raise RuntimeError("a page copy before this step has cost what the pages held")
 
 
 def _post(clock: aio.Clock, callback: Callable[..., object], *args: Any) -> None:

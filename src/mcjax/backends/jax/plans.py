@@ -9,22 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.backends.jax.programs import HEADER, Geometry, pack_row
+from mcjax.backends.jax.sampler_input import Part, check, full_rows, go_on, plain_rows
 from mcjax.engine.base import Kind, StepItem, StepPlan
-from mcjax.types import Tokens
+from mcjax.types import Logprobs, Tokens
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a step program: row r belongs to item `indices[r]`; rows beyond are padding (length 0)."""
+    """One call of a step's programs: row r belongs to item `indices[r]`; rows beyond are padding (length 0)."""
 
     indices: list[int]
     width: int
     rows: NDArray[np.int32]
     """`[B, HEADER + width + N]`, see `programs.pack_row`."""
     words: NDArray[np.int32]
-    """`[B, 3]`: seed (high, low word) and the position of the token to come."""
-    temperatures: NDArray[np.float32]
-    """`[B]`"""
+    numbers: NDArray[np.float32]
+    """Both for the sampler: see `sampler_input`."""
+    full: bool
+    """Which sampler: the full one, or the plain one."""
 
     @property
     def batch(self) -> int:
@@ -38,17 +40,17 @@ class Plan:
     max_steps: int
     prefills: list[Call]
     decode: Call | None
-    known: list[list[int]]
-    """By item: the tokens known to follow the ones fed in the first step."""
-    stops: list[tuple[int, ...]]
-    samples: list[bool]
-    output: list[list[int]]
+    parts: list[Part]
     finished: list[int] = field(default_factory=list[int])
     failed: dict[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
     def of(cls, plan: StepPlan, max_steps: int, geometry: Geometry) -> Plan:
-        """Check and pack. Raises `ValueError`, which names the request, for what does not fit."""
+        """Check and pack.
+
+        Raises `ValueError`, which names the request, for what does not fit, and `ConfigError` for sampler parameters
+        that the programs have no room for.
+        """
         if max_steps < 1 or not plan.items:
             raise ValueError(f"a plan needs items and steps; got {len(plan.items)} items, max_steps={max_steps}")
         prefills = [index for index, item in enumerate(plan.items) if item.kind is Kind.PREFILL]
@@ -56,62 +58,70 @@ class Plan:
         if len(decodes) > geometry.max_batch:
             raise ValueError(f"{len(decodes)} decode items exceed max_batch={geometry.max_batch}")
         steps = 1 if prefills else max_steps
-        known: list[list[int]] = []
+        parts: list[Part] = []
         for item in plan.items:
             tokens = _checked(item, steps, geometry)
-            known.append(tokens[item.q_len :].tolist())
+            check(item)
+            parts.append(Part(item.sampling, item.samples, item.generated, tokens[item.q_len :].tolist()))
         items = plan.items
         return cls(
             max_steps=steps,
-            prefills=[_call([index], items, 1, geometry.chunk_tokens, geometry) for index in prefills],
-            decode=_call(decodes, items, geometry.max_batch, 1, geometry) if decodes else None,
-            known=known,
-            stops=[item.sampling.stop_tokens for item in items],
-            samples=[item.samples for item in items],
-            output=[[] for _ in items],
+            prefills=[
+                _call([index], items, parts, 1, geometry.width(items[index].q_len), geometry) for index in prefills
+            ],
+            decode=_call(decodes, items, parts, geometry.batch(len(decodes)), 1, geometry) if decodes else None,
+            parts=parts,
         )
 
     @staticmethod
-    def idle(geometry: Geometry, batch: int, width: int) -> Call:
+    def idle(geometry: Geometry, batch: int, width: int, full: bool = False) -> Call:
         """A call without any sequence: it touches the scratch page only."""
-        return _call([], [], batch, width, geometry)
+        return _call([], [], [], batch, width, geometry, full)
 
-    def produced(self, indices: list[int], picked: NDArray[np.int32]) -> None:
-        """Take one step's answer (`[B, 2]`, see `sampling.sample`) for these items: a known token stands before a
-        sampled one, but no token is worth anything that comes of logits which are none."""
-        for index, (token, sound) in zip(indices, picked.tolist(), strict=False):  # rows beyond the items are padding
+    def produced(self, call: Call, picked: NDArray[np.int32]) -> None:
+        """Take one step's answer (see `sampling.sample` and `sample_fully`): no token is worth anything that comes of
+        logits which are none, be it known or not."""
+        for index, answer in zip(call.indices, picked, strict=False):  # rows beyond the items are padding
+            part, (token, sound) = self.parts[index], answer[:2].tolist()
             if not sound:
                 self.failed[index] = "its logits are not numbers"
-            output = self.output[index]
-            known = self.known[index]
-            chosen = known[len(output)] if len(output) < len(known) else token
-            output.append(chosen)
-            if chosen in self.stops[index] and self.samples[index]:
+                continue
+            if part.take(token):
                 self.finished.append(index)
+            if part.sampling.logprobs is not None and part.samples:
+                part.logprobs.append(answer[2:])
 
     def advance(self) -> None:
         """Feed every decode item the token it produced last, one position further."""
-        assert self.decode is not None
-        rows = self.decode.rows
-        self.decode.words[:, 2] += 1
-        for row, index in enumerate(self.decode.indices):
-            rows[row, 1] += 1
-            rows[row, HEADER] = self.output[index][-1]
+        call = self.decode
+        assert call is not None
+        call.words[:, 2] += 1
+        for row, index in enumerate(call.indices):
+            part = self.parts[index]
+            call.rows[row, 1] += 1
+            call.rows[row, HEADER] = part.output[-1]
+            if call.full:
+                go_on(call.words[row], part)
 
     def calls(self) -> list[Call]:
         """The calls of one step: each prompt's chunk by itself, then all decodes."""
         return [*self.prefills, self.decode] if self.decode is not None else self.prefills
 
     def last_tokens(self) -> list[int | None]:
-        """What the last step produced, by item; None for one that does not sample."""
-        return [output[-1] if samples else None for output, samples in zip(self.output, self.samples, strict=True)]
+        """What the last step produced, by item; None for one that does not sample, or has failed."""
+        return [
+            part.output[-1] if part.samples and index not in self.failed else None
+            for index, part in enumerate(self.parts)
+        ]
 
     def tokens(self) -> list[Tokens | None]:
-        """`[steps]` tokens of each item that samples, none of the others."""
-        return [
-            np.array(output if samples else [], dtype=np.int32)
-            for output, samples in zip(self.output, self.samples, strict=True)
-        ]
+        """`[steps]` tokens of each item that samples (one less if it failed in the last), none of the others."""
+        return [np.array(part.output if part.samples else [], dtype=np.int32) for part in self.parts]
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        """Those of `tokens`, of each item that asked for them."""
+        told = ((index, part.told()) for index, part in enumerate(self.parts))
+        return {index: found for index, found in told if found is not None}
 
 
 def _checked(item: StepItem, steps: int, geometry: Geometry) -> Tokens:
@@ -135,23 +145,27 @@ def _checked(item: StepItem, steps: int, geometry: Geometry) -> Tokens:
     return item.tokens
 
 
-def _call(indices: list[int], items: Sequence[StepItem], batch: int, width: int, geometry: Geometry) -> Call:
+def _call(
+    indices: list[int],
+    items: Sequence[StepItem],
+    parts: Sequence[Part],
+    batch: int,
+    width: int,
+    geometry: Geometry,
+    full: bool = False,
+) -> Call:
     rows = np.zeros((batch, HEADER + width + geometry.table_width), dtype=np.int32)
     rows[:, HEADER + width :] = geometry.pages
-    words = np.zeros((batch, 3), dtype=np.int32)
-    temperatures = np.zeros(batch, dtype=np.float32)
     for row, index in enumerate(indices):
         item = items[index]
         assert item.tokens is not None
         used = item.pages[: geometry.table_width]
         fed = item.tokens[: item.q_len]
         rows[row] = pack_row(width, item.q_len, item.start, fed, used, geometry)
-        words[row] = seed_words(item.sampling.seed, item.start + item.q_len)
-        temperatures[row] = item.sampling.temperature
-    return Call(indices, width, rows, words, temperatures)
-
-
-def seed_words(seed: int, position: int) -> NDArray[np.int32]:
-    """`[3]` int32: the high and low word of a 64-bit seed, and a position."""
-    words = np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, position], dtype=np.uint32)
-    return words.view(np.int32)
+    chosen, their = [items[index] for index in indices], [parts[index] for index in indices]
+    full = full or not all(part.plain for part in their)
+    if full:
+        words, numbers = full_rows(chosen, their, batch, geometry.max_context_tokens)
+    else:
+        words, numbers = plain_rows(chosen, batch)
+    return Call(indices, width, rows, words, numbers, full)

@@ -2,7 +2,8 @@
 
 model: a batch of rows of one width, to logits (a chunk of a prompt is one row, a decode step one token a row). sampler:
 logits to tokens, plainly or with all that a request may ask for. gather, scatter, duplicate: a fixed number of whole
-pages, for transfers. Compiled ahead of time, once a device; any other shape is refused, not recompiled.
+pages, for transfers. new pages: their first content. Compiled ahead of time, once a place (a device, or a few of them);
+any other shape is refused, not recompiled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from mcjax.backends.jax.buckets import ladder, smallest
+from mcjax.backends.jax.memory import NEW_PAGES
+from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.pages import page_dtype
 from mcjax.models.llama import Llama, LlamaConfig
-
-Device: TypeAlias = Any
-"""A `jax.Device`, which type checkers take for a variable."""
 
 HEADER = 2
 """Words before the tokens and the page table in a packed row: see `pack_row`."""
@@ -43,11 +45,25 @@ class Geometry:
     max_context_tokens: int
     move_pages: int = 8
     """Pages moved by one call of gather or scatter: wide enough to amortise a call, small enough to pad cheaply."""
+    widths: tuple[int, ...] = ()
+    """Widths of the prefill programs, ascending; the last is `chunk_tokens`, the only one if none is given."""
+    batches: tuple[int, ...] = ()
+    """Rows of the decode programs, ascending; the last is `max_batch`, the only one if none is given."""
 
     def __post_init__(self) -> None:
         for name in ("pages", "page_tokens", "max_batch", "chunk_tokens", "max_context_tokens", "move_pages"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"backend.{name}", getattr(self, name), "must be at least 1")
+        object.__setattr__(self, "widths", ladder("backend.prefill_widths", self.widths, self.chunk_tokens))
+        object.__setattr__(self, "batches", ladder("backend.decode_batches", self.batches, self.max_batch))
+
+    def width(self, tokens: int) -> int:
+        """The narrowest prefill program that takes so many tokens."""
+        return smallest(self.widths, tokens)
+
+    def batch(self, rows: int) -> int:
+        """The smallest decode program that takes so many rows."""
+        return smallest(self.batches, rows)
 
     @property
     def table_width(self) -> int:
@@ -78,25 +94,29 @@ class Programs:
         self.config: LlamaConfig = model.config
         self.geometry = geometry
         self.page_shape = model.config.page_shape(geometry.page_tokens)
-        self.dtype: np.dtype[Any] = jnp.dtype(model.config.dtype)
+        self.dtype: np.dtype[Any] = page_dtype(model.config.dtype)
+        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.dtype)
+        """NaN, as the pages hold it."""
         self.page_bytes = int(np.prod(self.page_shape)) * self.dtype.itemsize
         self._graph, state = nnx.split(model)
-        self.leaves, self._tree = jax.tree.flatten(state)
+        found, self._tree = jax.tree_util.tree_flatten_with_path(state)
+        self.leaves = [leaf for _, leaf in found]
+        self.paths = [path for path, _ in found]
         self._attend = paged_attention(attention)
         self._lock = threading.Lock()
-        self._devices: dict[Device, DevicePrograms] = {}
+        self._places: dict[Place, DevicePrograms] = {}
 
-    def new_pages(self, device: Device) -> Float[Array, "P+1 L 2 page Hkv D"]:
+    def new_pages(self, where: Device | Place) -> Float[Array, "P+1 L 2 page Hkv D"]:
         """Pages and the scratch page, all NaN: whoever reads what nobody wrote shows it."""
-        shape = (self.geometry.pages + 1, *self.page_shape)
-        return jnp.full(shape, jnp.nan, dtype=self.dtype, device=device)
+        return self.on(where).new_pages()
 
-    def on(self, device: Device) -> DevicePrograms:
-        """The programs of `device`. Thread-safe."""
+    def on(self, where: Device | Place) -> DevicePrograms:
+        """The programs of a device or place. Thread-safe."""
+        place = Place.of(where)
         with self._lock:
-            if device not in self._devices:
-                self._devices[device] = DevicePrograms(self, device)
-            return self._devices[device]
+            if place not in self._places:
+                self._places[place] = DevicePrograms(self, place)
+            return self._places[place]
 
     def logits(
         self,
@@ -115,41 +135,56 @@ class Programs:
 
 
 class DevicePrograms:
-    """The programs and weights of one device. Each is compiled at first use (seconds), ahead of its first call.
+    """The programs and weights of one place. Each is compiled at first use (seconds), ahead of its first call.
 
     A program that returns pages consumes those it was given.
     """
 
-    def __init__(self, programs: Programs, device: Device):
-        self.device = device
-        self.weights = [jax.device_put(leaf, device) for leaf in programs.leaves]
+    def __init__(self, programs: Programs, place: Place):
+        self.place = place
+        config = programs.config
+        self.weights = [
+            jax.device_put(leaf, place.weight(path, config))
+            for leaf, path in zip(programs.leaves, programs.paths, strict=True)
+        ]
         self._programs = programs
-        self._place = jax.sharding.SingleDeviceSharding(device)
+        self._paged = place.pages(config)
         self._lock = threading.Lock()
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self.compiled: dict[str, Any] = {}
+        """`jax.stages.Compiled` of each, by name."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, as far as it lies on each device of the place."""
+        shape = (1, *self._programs.page_shape)
+        return int(np.prod(self._paged.shard_shape(shape))) * self._programs.dtype.itemsize
 
     @property
     def count(self) -> int:
         """Programs compiled so far."""
-        return len(self._compiled)
+        return len(self.compiled)
 
     def model(self, batch: int, width: int) -> Callable[..., tuple[Array, Array]]:
         """`(weights, pages, rows [batch, HEADER + width + N]) -> (logits [batch, V], pages)`"""
-        return self._get(f"model {batch}x{width}", lambda: self._model(batch, width))
+        return self._get(f"model {batch}x{width}", lambda name: self._model(name, batch, width))
 
     def sampler(self, batch: int) -> Callable[..., Array]:
         """`(logits [batch, V], words [batch, 3], temperatures [batch]) -> [batch, 2]`, see `sampling.sample`"""
-        return self._get(f"sampler {batch}", lambda: self._sampler(batch))
+        return self._get(f"sampler {batch}", lambda name: self._sampler(name, batch))
 
     def full_sampler(self, batch: int) -> Callable[..., Array]:
         """`(logits [batch, V], words [batch, FULL_WORDS + max_context_tokens], numbers [batch, 6]) -> [batch, 3 + 2K]`,
         see `sampling.sample_fully`"""
-        return self._get(f"full sampler {batch}", lambda: self._full_sampler(batch))
+        return self._get(f"full sampler {batch}", lambda name: self._full_sampler(name, batch))
 
     @property
     def gather(self) -> Callable[..., Array]:
         """`(pages, slots [W]) -> [W, L, 2, page, Hkv, D]`"""
-        return self._get("gather", lambda: jax.jit(lambda pages, slots: pages[slots]).lower(*self._move()[:2]))
+
+        def take(pages: Array, slots: Array) -> Array:
+            return pages[slots]
+
+        return self._get("gather", lambda name: self._jit(name, take, out=self._paged).lower(*self._move()[:2]))
 
     @property
     def scatter(self) -> Callable[..., Array]:
@@ -158,7 +193,17 @@ class DevicePrograms:
         def put(pages: Array, slots: Array, blocks: Array) -> Array:
             return pages.at[slots].set(blocks)
 
-        return self._get("scatter", lambda: jax.jit(put, donate_argnums=0).lower(*self._move()))
+        return self._get("scatter", lambda name: self._jit(name, put, out=self._paged, donate=0).lower(*self._move()))
+
+    @property
+    def new_pages(self) -> Callable[[], Array]:
+        """`() -> pages`, all NaN"""
+        spec = self._pages(self._programs.geometry.pages + 1)
+
+        def fill() -> Array:
+            return jnp.full(spec.shape, self._programs.unwritten, spec.dtype)
+
+        return self._get(NEW_PAGES, lambda name: self._jit(name, fill, out=self._paged).lower())
 
     @property
     def duplicate(self) -> Callable[..., Array]:
@@ -168,38 +213,52 @@ class DevicePrograms:
             return pages.at[targets].set(pages[sources])
 
         pages, slots, _ = self._move()
-        return self._get("duplicate", lambda: jax.jit(put, donate_argnums=0).lower(pages, slots, slots))
+        return self._get(
+            "duplicate", lambda name: self._jit(name, put, out=self._paged, donate=0).lower(pages, slots, slots)
+        )
 
-    def _get(self, name: str, lower: Callable[[], Any]) -> Any:
-        found = self._compiled.get(name)
+    def _get(self, name: str, lower: Callable[[str], Any]) -> Any:
+        found = self.compiled.get(name)
         if found is None:
             with self._lock:
-                if name not in self._compiled:
-                    self._compiled[name] = lower().compile()
-                found = self._compiled[name]
+                if name not in self.compiled:
+                    self.compiled[name] = lower(name).compile()
+                found = self.compiled[name]
         return found
 
+    def _jit(self, name: str, function: Callable[..., Any], out: Any, donate: int | None = None) -> Any:
+        """`function` under a name that its compilation is reported by, its outputs laid out as `out` says."""
+
+        def named(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        named.__name__ = name.replace(" ", "_")
+        return jax.jit(named, out_shardings=out, donate_argnums=() if donate is None else donate)
+
     def _spec(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.place.whole)
 
     def _pages(self, count: int) -> jax.ShapeDtypeStruct:
-        return self._spec((count, *self._programs.page_shape), self._programs.dtype)
+        shape = (count, *self._programs.page_shape)
+        return jax.ShapeDtypeStruct(shape, self._programs.dtype, sharding=self._paged)
 
-    def _model(self, batch: int, width: int) -> Any:
+    def _model(self, name: str, batch: int, width: int) -> Any:
         geometry = self._programs.geometry
         rows = self._spec((batch, HEADER + width + geometry.table_width), jnp.int32)
-        function = jax.jit(partial(self._programs.logits, width), donate_argnums=1)
+        out = (self.place.whole, self._paged)
+        function = self._jit(name, partial(self._programs.logits, width), out, donate=1)
         return function.lower(self.weights, self._pages(geometry.pages + 1), rows)
 
-    def _sampler(self, batch: int) -> Any:
+    def _sampler(self, name: str, batch: int) -> Any:
         logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
         words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
-        return jax.jit(sample).lower(logits, words, temperatures)
+        return self._jit(name, sample, self.place.whole).lower(logits, words, temperatures)
 
-    def _full_sampler(self, batch: int) -> Any:
+    def _full_sampler(self, name: str, batch: int) -> Any:
         logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
         words = self._spec((batch, FULL_WORDS + self._programs.geometry.max_context_tokens), jnp.int32)
-        return jax.jit(sample_fully).lower(logits, words, self._spec((batch, FULL_NUMBERS), jnp.float32))
+        numbers = self._spec((batch, FULL_NUMBERS), jnp.float32)
+        return self._jit(name, sample_fully, self.place.whole).lower(logits, words, numbers)
 
     def _move(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         geometry = self._programs.geometry

@@ -94,8 +94,8 @@ def _bits(values: Float[Array, "B N"]) -> Int[Array, "B N"]:
 
 
 def _sound(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
-    # NaN anywhere is the mark of a broken row; an infinite logit may be a mask.
-    return jnp.isfinite(logits.max(axis=-1)).astype(jnp.int32)
+    # NaN anywhere is the mark of a broken row; an infinite logit may be a mask. XLA's maximum on CPU may pass NaN over.
+    return (jnp.isfinite(logits.max(axis=-1)) & ~jnp.isnan(logits).any(axis=-1)).astype(jnp.int32)
 
 
 def _choose(

@@ -1,26 +1,36 @@
-"""The real world: JAX on this machine's devices, real bytes, real time. One instance a device and thread."""
+"""The real world: JAX on this machine's devices, real bytes, real time. Each instance has devices and a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import jax
 
+from mcjax import aio
 from mcjax.backends.base import WorldInputs
+from mcjax.backends.jax.buckets import chunks, doublings, padding, tune
 from mcjax.backends.jax.calibrate import calibrate, measure_link
+from mcjax.backends.jax.compilation import AUTO, Watch, use_cache
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.device_transport import Device
 from mcjax.backends.jax.executor import JaxExecutor
+from mcjax.backends.jax.memory import DeviceMemory, Room, array_bytes, choose_pages, workspace_bytes
+from mcjax.backends.jax.meshes import allot, check_divides, read_meshes
+from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.backends.jax.tally import wasted
+from mcjax.backends.jax.warm_up import warm_up_jobs
 from mcjax.cost.base import CostModel
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts
 from mcjax.errors import ConfigError
 from mcjax.kvpool.stores.dram import DramStore
 from mcjax.models import catalogue
+from mcjax.models.llama import Llama
 from mcjax.transfer.base import Transport
 from mcjax.transfer.transports.local import Local
 from mcjax.types import KVFormat, NullRecorder, Recorder, Role
@@ -28,18 +38,25 @@ from mcjax.types import KVFormat, NullRecorder, Recorder, Role
 T = TypeVar("T")
 
 
+NUMERICS = ("invariant", "fast")
+PREFILL_WIDTHS = 4
+"""How many widths `auto` chooses, at most: each is a program to compile."""
+WIDTH_MULTIPLE = 8
+"""Of the widths that `auto` chooses: vector units like round numbers."""
+
+
 class JaxWorld:
     """Implements `mcjax.backends.base.World` with the model of a shape: its checkpoint, or built-in weights of `seed`.
 
-    `pages`: device pages of each instance; `pool_blocks`: DRAM blocks of each node; `poison`: overwrite what is
-    released with NaN; `devices`: how many CPU devices to ask JAX for (instance k computes on device k modulo what there
-    is). Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
+    `pages`: device pages of each instance (None: as many as fit); `pool_blocks`: DRAM blocks of each node; `poison`:
+    overwrite what is released with NaN; `roles`: of all instances to come, in the order in which they are made; `mesh`:
+    devices of an instance, by role (`meshes.read_meshes`); `prompt_tokens`: a sample of prompt lengths, for the choice
+    of shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
     """
 
     name = "jax"
     virtual = False
     keeps_tokens = True
-    shares_decoded = False  # a decoded block's bits differ from what a prefill of the same tokens would give
 
     def __init__(
         self,
@@ -50,24 +67,43 @@ class JaxWorld:
         chunk_tokens: int = 128,
         max_batch: int = 8,
         max_context_tokens: int = 2048,
-        pages: int = 512,
+        pages: int | None = 512,
         pool_blocks: int = 1024,
         poison: bool = False,
         numerics: str = "invariant",
+        prefill_widths: Sequence[int] | str = AUTO,
+        decode_batches: Sequence[int] | str = AUTO,
+        mesh: object = None,
+        memory_share: float = 0.9,
+        memory_bytes: int | None = None,
+        compilation_cache: str | None = None,
         attention: str = "blockwise",
-        devices: int = 2,
+        roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
+        prompt_tokens: Callable[[], Sequence[int]] = lambda: (),
         recorder: Recorder | None = None,
     ):
-        if numerics != "invariant":
-            raise ConfigError("backend.numerics", numerics, "not supported", ("invariant",))
+        if numerics not in NUMERICS:
+            raise ConfigError("backend.numerics", numerics, "not supported", NUMERICS)
         if max_context_tokens > shape.max_context_tokens:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
         self._shape = shape
         self._fingerprint = catalogue.fingerprint(shape, seed)
         self._seed = seed
-        self._geometry = Geometry(pages, block_tokens, max_batch, chunk_tokens, max_context_tokens)
-        if pages < self._geometry.table_width:
+        self.shares_decoded = numerics == "fast"  # else a decoded block's bits differ from what a prefill would give
+        self._sample = chunks(prompt_tokens(), chunk_tokens) if numerics == "fast" else []
+        fast = numerics == "fast"
+        self._wanted_pages, self._memory_share, self._memory_bytes = pages, memory_share, memory_bytes
+        self._geometry = Geometry(
+            pages or 1,
+            block_tokens,
+            max_batch,
+            chunk_tokens,
+            max_context_tokens,
+            widths=_buckets("prefill_widths", prefill_widths, fast, lambda: _widths(self._sample, chunk_tokens)),
+            batches=_buckets("decode_batches", decode_batches, fast, lambda: doublings(max_batch)),
+        )
+        if pages is not None and pages < self._geometry.table_width:
             raise ConfigError(
                 "backend.pages", pages, f"one context of {max_context_tokens} tokens takes {self._geometry.table_width}"
             )
@@ -75,16 +111,26 @@ class JaxWorld:
         self._poison = poison
         self._attention = attention
         self._recorder = recorder or NullRecorder()
-        _ask_for_cpu_devices(devices)
-        self._devices = jax.local_devices()[: max(1, devices)]
-        self._made = 0
+        sizes = read_meshes(mesh).sizes(roles)
+        for size in sorted({*sizes}):
+            check_divides(shape, size)
+        use_cache(compilation_cache)
+        _ask_for_cpu_devices(sum(sizes))
+        self._devices = jax.local_devices()
+        groups = allot(sizes, len(self._devices))
+        self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
+        self._places: dict[str, Place] = {}
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
+        self._made: list[JaxExecutor] = []
         self._stores: dict[str, DramStore] = {}
         self._device = Device(self._recorder)
         self._local = Local(self._recorder)
         self._cost: CostModel | None = None
         self._link: tuple[float, float] | None = None
+        self._watch = Watch(self._compiled_late)
+        self._clock: aio.Clock | None = None
+        self._recorded_late = 0
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `main` on a stock asyncio loop; whatever ends it, no thread is left behind."""
@@ -96,9 +142,11 @@ class JaxWorld:
             for name in list(self._executors):
                 self._executors.pop(name).stop()
             self._local.close()
+            self._watch.close()
 
     def devices(self) -> list[str]:
-        return [f"{device.platform}:{device.id} {device.device_kind}" for device in self._devices]
+        used = dict.fromkeys(device for place in self._groups for device in place.devices)
+        return [f"{_name(device)} {device.device_kind}" for device in used]
 
     def kv_format(self) -> KVFormat:
         """One group of full attention; the fingerprint names weights and dtype."""
@@ -117,17 +165,26 @@ class JaxWorld:
         return self._link
 
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
-        """Make the weights, compile for every device in use, measure one executor."""
-        stages = len(instances) + 2
+        """Make the weights, compile all that the instances will run, measure one of each kind.
+
+        `instances` are those that join later too: nothing is compiled once this is done, or it is told of.
+        """
+        self._clock = aio.clock()
         report("weights", 0.0)
-        self._model_programs()
-        for done, (name, role) in enumerate(instances, start=1):
-            report(f"compiling for {name}", done / stages)
-            await self._executor(name).warm_up(prefill=role is not Role.DECODE, decode=role is not Role.PREFILL)
+        places = {name: self._place(name) for name, _ in instances}
+        self._choose_pages(instances, places)
+        jobs = [
+            (name, what, job)
+            for name, role in instances
+            for what, job in warm_up_jobs(self._executor(name), role is not Role.DECODE, role is not Role.PREFILL)
+        ]
+        for done, (name, what, job) in enumerate(jobs):
+            report(f"compiling for {name}: {what} ({done + 1} of {len(jobs)})", (done + 1) / (len(jobs) + 2))
+            await self._executor(name).on_thread(job)
         prefill = next((name for name, role in instances if role is not Role.DECODE), None)
         decode = next((name for name, role in instances if role is not Role.PREFILL), None)
         if prefill is not None and decode is not None:
-            report("measuring", 1 - 1 / stages)
+            report("measuring", 1 - 1 / (len(jobs) + 2))
             computes, decodes = self._executor(prefill), self._executor(decode)
             self._cost = await calibrate(computes, decodes, self._recorder)
             if self._poison:
@@ -135,7 +192,70 @@ class JaxWorld:
                     executor.poison(range(self._geometry.pages))
         self._link = measure_link(self._recorder)
         self._record_shape()
+        self._watch.seal()
         report("ready", 1.0)
+
+    def _choose_pages(self, instances: Sequence[tuple[str, Role]], places: dict[str, Place]) -> None:
+        """Settle how many pages there are. Where a device says what it holds, programs are compiled to find out."""
+        limits = {device: self._limit_bytes(device) for place in places.values() for device in place.devices}
+        rooms: list[Room] = []
+        if any(limits.values()):
+            # A program's workspace does not grow with the number of pages: a small one shows it.
+            least = dataclasses.replace(self._geometry, pages=self._geometry.table_width)
+            probe = Programs(self._model(), least, self._attention)
+            for device, limit in limits.items():
+                here = [(places[name], role) for name, role in instances if device in places[name].devices]
+                if limit:
+                    rooms.append(_room(probe, here, limit))
+        pages = choose_pages(self._wanted_pages, self._geometry.table_width, rooms, self._memory_share)
+        self._geometry = dataclasses.replace(self._geometry, pages=pages)
+        self._programs = None
+
+    def _limit_bytes(self, device: Any) -> int | None:
+        return self._memory_bytes or (device.memory_stats() or {}).get("bytes_limit")
+
+    def figures(self) -> dict[str, Any]:
+        """What `summary.json` says of this world: late compilations, memory of each instance, padding."""
+        tallies = [executor.tally for executor in self._made]
+        prefill = [tally.prefill for tally in tallies]
+        decode = [tally.decode for tally in tallies]
+        return {
+            "compilations_after_warm_up": len(self._watch.late),
+            "device_memory": {made.name: dataclasses.asdict(self.memory(made.name)) for made in self._made},
+            "padding": {
+                "prefill": {
+                    "widths": list(self._geometry.widths),
+                    "expected": padding(self._sample, self._geometry.widths) if self._sample else None,
+                    "actual": wasted(prefill),
+                },
+                "decode": {"batches": list(self._geometry.batches), "actual": wasted(decode)},
+            },
+        }
+
+    def memory(self, name: str) -> DeviceMemory:
+        """What an instance takes of its devices. The workspace is that of the programs compiled so far."""
+        place = self._places[name]
+        programs = self._model_programs().on(place)
+        return DeviceMemory(
+            tuple(_name(device) for device in place.devices),
+            array_bytes(programs.weights),
+            programs.page_bytes * (self._geometry.pages + 1),
+            workspace_bytes(programs.compiled),
+        )
+
+    def _compiled_late(self, what: str, seconds: float, thread: str) -> None:
+        """On the thread that compiled: the loop is told, which writes it down."""
+        assert self._clock is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended: the count remains
+            self._clock.post(self._record_late, what, seconds, thread.removeprefix("mcjax-"))
+
+    def _record_late(self, what: str, seconds: float, place: str) -> None:
+        assert self._clock is not None
+        now_ns = self._clock.now_ns()
+        payload = {"what": what, "place": place, "seconds": seconds}
+        self._recorder.outcome(now_ns, "compile", self._recorded_late, payload)
+        self._recorded_late += 1
+        self._recorder.event(now_ns, "compile", -1, place, detail=what)
 
     def _record_shape(self) -> None:
         """What a replay must know of this world, as the only outcome of the mechanism `world`."""
@@ -149,6 +269,7 @@ class JaxWorld:
             "max_batch": geometry.max_batch,
             "chunk_tokens": geometry.chunk_tokens,
             "max_context_tokens": geometry.max_context_tokens,
+            "shares_decoded": self.shares_decoded,
         }
         self._recorder.outcome(0, "world", 0, shape)
 
@@ -178,37 +299,90 @@ class JaxWorld:
         for name in list(self._executors):
             await self.remove(name)
         self._local.close()
+        self._watch.close()
+
+    def _model(self) -> Llama:
+        return catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
-            loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens)
-            self._programs = Programs(loaded.model, self._geometry, self._attention)
+            self._programs = Programs(self._model(), self._geometry, self._attention)
         return self._programs
+
+    def _place(self, name: str) -> Place:
+        """Where an instance computes: the next group, or, of those that nobody spoke of, the device of another."""
+        if name not in self._places:
+            made = len(self._places)
+            self._places[name] = self._groups[made % len(self._groups)]
+        return self._places[name]
 
     def _executor(self, name: str) -> JaxExecutor:
         if name not in self._executors:
-            device = self._devices[self._made % len(self._devices)]
-            self._made += 1
-            self._executors[name] = JaxExecutor(name, self._model_programs(), device, self._recorder)
+            executor = JaxExecutor(name, self._model_programs(), self._place(name), self._recorder)
+            self._executors[name] = executor
+            self._made.append(executor)
         return self._executors[name]
 
 
+def _name(device: Any) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _room(programs: Programs, here: Sequence[tuple[Place, Role]], limit_bytes: int) -> Room:
+    """What instances of these places and roles leave on a device that all of them use."""
+    geometry = programs.geometry
+    workspaces: list[int] = []
+    for place, role in here:
+        on = programs.on(place)
+        shapes = [(1, width) for width in geometry.widths if role is not Role.DECODE]
+        shapes += [(batch, 1) for batch in geometry.batches if role is not Role.PREFILL]
+        for batch, width in shapes:
+            on.model(batch, width)
+        workspaces.append(workspace_bytes(on.compiled))
+    places = dict.fromkeys(place for place, _ in here)
+    weights = sum(array_bytes(programs.on(place).weights) for place in places)
+    page = max(programs.on(place).page_bytes for place in places)
+    return Room(limit_bytes, weights, tuple(workspaces), page)
+
+
+def _buckets(
+    key: str, wanted: Sequence[int] | str, fast: bool, chosen: Callable[[], tuple[int, ...]]
+) -> tuple[int, ...]:
+    """What a config says of the shapes of a phase; () for the one shape of `numerics=invariant`."""
+    if wanted == AUTO:
+        return chosen() if fast else ()
+    if isinstance(wanted, str):
+        raise ConfigError(f"backend.{key}", wanted, "must be a list of whole numbers, or auto")
+    if not fast:
+        raise ConfigError(f"backend.{key}", list(wanted), "numerics=invariant has one shape", [AUTO])
+    return tuple(wanted)
+
+
+def _widths(sample: Sequence[int], chunk_tokens: int) -> tuple[int, ...]:
+    """Widths for a sample of chunks; without one, as for chunks of any length."""
+    return tune(sample or range(1, chunk_tokens + 1), chunk_tokens, PREFILL_WIDTHS, WIDTH_MULTIPLE)
+
+
 def _ask_for_cpu_devices(count: int) -> None:
-    if count < 1:
-        raise ConfigError("backend.devices", count, "must be at least 1")
-    # Once JAX is in use the number is fixed: instances then share the devices there are.
+    # Once JAX is in use the number is fixed: what there is must then do.
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", max(1, count, jax.config.values["jax_num_cpu_devices"]))
 
 
 def make_world(
     inputs: WorldInputs,
     numerics: str,
     chunk_tokens: int,
+    prefill_widths: Sequence[int] | str,
     max_batch: int,
+    decode_batches: Sequence[int] | str,
     max_context_tokens: int,
-    pages: int,
+    pages: int | None,
+    memory_share: float,
+    memory_bytes: int | None,
     pool_blocks: int,
+    mesh: object,
+    compilation_cache: str | None,
     poison: bool,
 ) -> JaxWorld:
     """The real world of a run's config (`conf/backend/jax.yaml`)."""
@@ -223,7 +397,14 @@ def make_world(
         pool_blocks=pool_blocks,
         poison=poison,
         numerics=numerics,
+        prefill_widths=prefill_widths,
+        decode_batches=decode_batches,
+        mesh=mesh,
+        memory_share=memory_share,
+        memory_bytes=memory_bytes,
+        compilation_cache=compilation_cache,
         attention=inputs.attention,
-        devices=inputs.instances,
+        roles=inputs.roles,
+        prompt_tokens=inputs.prompt_tokens,
         recorder=inputs.recorder,
     )

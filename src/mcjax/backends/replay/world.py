@@ -5,6 +5,7 @@ On the virtual loop the procedures then meet the same wake-ups in the same order
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from mcjax.errors import RunError
 from mcjax.kvpool.stores.slots import SlotStore
 from mcjax.transfer.base import Copy, FutureHandle, Memory, Transport, TransportStats
 from mcjax.transfer.transports.threaded import decode_results
-from mcjax.types import KVFormat, KVGroup, Role, Tier
+from mcjax.types import KVFormat, KVGroup, Recorder, Role, Tier
 
 T = TypeVar("T")
 
@@ -151,6 +152,7 @@ class Shape:
     max_batch: int
     chunk_tokens: int
     max_context_tokens: int
+    shares_decoded: bool
 
 
 class ReplayWorld:
@@ -159,11 +161,12 @@ class ReplayWorld:
     name = "replay"
     virtual = True
     keeps_tokens = True
-    shares_decoded = False
 
-    def __init__(self, log: Log):
+    def __init__(self, log: Log, recorder: Recorder):
         self.log = log
+        self._recorder = recorder
         self._shape = Shape(**log.setting("world"))
+        self.shares_decoded = self._shape.shares_decoded
         self._cost = Padded(**log.setting("calibration"))
         self._link = log.setting("link")
         self._transports: list[Transport] = [
@@ -188,7 +191,16 @@ class ReplayWorld:
         return self._link["bytes_per_s"], self._link["latency_s"]
 
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
-        pass
+        """Programs that were compiled in mid-run left an event each, which no procedure makes."""
+        for call in itertools.count():
+            found = self.log.answer("compile", call)
+            if found is None:
+                return
+            time_ns, late = found
+            aio.clock().call_at_ns(time_ns, self._compiled, time_ns, late["place"], late["what"])
+
+    def _compiled(self, time_ns: int, place: str, what: str) -> None:
+        self._recorder.event(time_ns, "compile", -1, place, detail=what)
 
     def instance(self, name: str, node: str, role: Role) -> InstanceParts:
         shape = self._shape
@@ -208,6 +220,9 @@ class ReplayWorld:
 
     async def remove(self, instance: str) -> None:
         pass
+
+    def figures(self) -> dict[str, Any]:
+        return {}
 
     async def close(self) -> None:
         pass

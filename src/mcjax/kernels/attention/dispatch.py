@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.blockwise import paged_attention as blockwise
@@ -17,7 +17,7 @@ class PagedAttention(Protocol):
     def __call__(
         self,
         queries: Float[Array, "B T H D"],
-        pages: Float[Array, "P L 2 page Hkv D"],
+        pages: Shaped[Array, "P L 2 page Hkv D"],
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
+
+from mcjax.kernels.attention.pages import read
 
 # Finite, so that a row that may see nothing (padding) gives zeros and not NaN; far below any real score.
 MASKED_SCORE = -1e30
@@ -16,7 +18,7 @@ MASKED_SCORE = -1e30
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Float[Array, "P L 2 page Hkv D"],
+    pages: Shaped[Array, "P L 2 page Hkv D"],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
@@ -31,10 +33,7 @@ def paged_attention(
     page_tokens, kv_heads = pages.shape[3], pages.shape[4]
     span = page_table.shape[1] * page_tokens
 
-    gathered = pages[page_table, layer]  # [B, N, 2, page, Hkv, D]
-    keys = gathered[:, :, 0].reshape(batch, span, kv_heads, head_dim)
-    values = gathered[:, :, 1].reshape(batch, span, kv_heads, head_dim)
-
+    keys, values = read(pages, layer, page_table)  # [B, S, Hkv, D]
     key_positions = jnp.arange(span, dtype=positions.dtype)
     written = key_positions[None, :] <= positions.max(axis=1)[:, None]  # [B, S]
     visible = key_positions[None, None, :] <= positions[:, :, None]  # [B, T, S]

@@ -1,0 +1,122 @@
+"""Instances that span devices: what a config may say, and that blocks move between unequal meshes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from conftest import Lab
+from mcjax.backends.jax.meshes import Meshes, allot, check_divides, read_meshes
+from mcjax.backends.jax.placement import Place
+from mcjax.errors import ConfigError
+from mcjax.models.sharding import PARAMETERS, axes_of
+from mcjax.types import Role
+
+SIZES = (1, 2, 4)  # what four query heads can be cut into; two key heads lie whole on each of four devices
+PREFILL_PAGES = list(range(16))
+DECODE_PAGES = [39, 3, 22, 17, 8, 30, 1, 12, 25, 6, 33, 19, 14, 27, 36, 10]
+
+
+@dataclass
+class Model:
+    heads: int
+    kv_heads: int
+    d_ff: int
+
+
+@pytest.mark.parametrize(
+    ("value", "meshes"),
+    [
+        (None, Meshes()),
+        (2, Meshes(2, 2, 2)),
+        ({"tensor": 3}, Meshes(3, 3, 3)),
+        ({"prefill": {"tensor": 2}, "decode": 4}, Meshes(2, 4, 1)),
+    ],
+)
+def test_what_a_config_may_say(value: object, meshes: Meshes) -> None:
+    assert read_meshes(value) == meshes
+    assert meshes.sizes([Role.DECODE, Role.PREFILL]) == (meshes.decode, meshes.prefill)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (0, "backend.mesh=0: must be a whole number"),
+        ({"prefil": 2}, "backend.mesh.prefil=2: is no role"),
+        ({"prefill": {"data": 2}}, "backend.mesh.prefill.data=2: is no axis"),
+        ({"decode": {"tensor": True}}, "backend.mesh.decode=True: must be a whole number"),
+    ],
+)
+def test_what_a_config_may_not_say(value: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_meshes(value)
+
+
+def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do() -> None:
+    smollm2 = Model(heads=9, kv_heads=3, d_ff=1536)
+    with pytest.raises(ConfigError, match=r"9 query heads, 3 key heads .* 2 parts; allowed: 1, 3$"):
+        check_divides(smollm2, 2)
+    check_divides(smollm2, 3)
+    check_divides(Model(heads=8, kv_heads=2, d_ff=64), 8)
+
+
+def test_groups_are_disjoint_and_single_devices_may_be_shared() -> None:
+    assert allot([2, 1, 1], 4) == [(0, 1), (2,), (3,)]
+    assert allot([1, 1, 1], 2) == [(0,), (1,), (0,)]
+    with pytest.raises(ConfigError, match=r"backend\.mesh=2 \+ 1: needs 3 devices, and there are 2"):
+        allot([2, 1], 2)
+
+
+def test_every_parameter_of_the_model_declares_its_axes(lab: Lab) -> None:
+    declared = {axes_of(path) for path in lab.programs.paths}
+    assert declared == set(PARAMETERS.values())
+    for path, leaf in zip(lab.programs.paths, lab.programs.leaves, strict=True):
+        sizes = {"heads": 4, "kv_heads": 2, "d_ff": 384, "vocab": 259}
+        axes = axes_of(path)
+        assert len(axes) == leaf.ndim
+        assert all(axis is None or sizes[axis] == size for axis, size in zip(axes, leaf.shape, strict=True))
+    with pytest.raises(ValueError, match=r"parameter blocks\.bias: see"):
+        axes_of([SimpleNamespace(key="blocks"), SimpleNamespace(key="bias")])
+
+
+@pytest.mark.parametrize("prefill", SIZES)
+def test_blocks_move_between_meshes_of_any_sizes(lab: Lab, prefill: int) -> None:
+    """Prefill on one mesh, every block moved, decode on a disjoint one. Equal meshes give equal bits, whichever devices
+    they are made of; unequal ones move the same bytes, and differ by rounding in what they compute."""
+    devices = jax.local_devices()
+    prompt = lab.prompt(1, 90)
+
+    async def main():
+        source = lab.executor("source", Place(tuple(devices[:prefill])))
+        first = await lab.prefill(source, prompt, PREFILL_PAGES)
+        blocks = await source.on_thread(lambda: source.read_pages(PREFILL_PAGES))
+        kv = await lab.kv(source, PREFILL_PAGES, 90)
+        own = await lab.decode(source, first, 90, PREFILL_PAGES, 20)
+        own_kv = await lab.kv(source, PREFILL_PAGES, 110)
+        found = []
+        for decode in SIZES:
+            target = lab.executor(f"target{decode}", Place(tuple(devices[-decode:])))
+            await target.on_thread(lambda t=target: t.write_pages(DECODE_PAGES, blocks))
+            moved = await target.on_thread(lambda t=target: t.read_pages(DECODE_PAGES))
+            tokens = await lab.decode(target, first, 90, DECODE_PAGES, 20)
+            found.append((decode, moved, tokens, await lab.kv(target, DECODE_PAGES, 110)))
+        return blocks, kv, own, own_kv, found
+
+    blocks, kv, own, own_kv, found = lab.run(main)
+    assert not np.isnan(kv.view(np.float32)).any()
+    for decode, moved, tokens, all_kv in found:
+        np.testing.assert_array_equal(moved, blocks)
+        np.testing.assert_array_equal(all_kv[:, :, :90], kv)
+        if decode == prefill:
+            assert tokens == own
+            np.testing.assert_array_equal(all_kv, own_kv)
+        else:
+            agreed = [a == b for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, own))]
+            ours, theirs = (array.view(np.float32)[:, :, 90 : 90 + len(agreed)] for array in (all_kv, own_kv))
+            np.testing.assert_allclose(ours, theirs, atol=1e-3, rtol=1e-3)
+            assert len(agreed) > 1
