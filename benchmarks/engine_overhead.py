@@ -12,6 +12,7 @@ import pstats
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def _shares(model: str) -> dict[str, Any]:
     wall_ns = full[-1].end_ns - full[0].start_ns
     inside_ns = sum(step.end_ns - step.start_ns for step in full)
     dispatch_ns = sum(step.dispatch_ns for step in full)
-    between = [later.start_ns - earlier.end_ns for earlier, later in zip(full, full[1:], strict=False)]
+    between = [later.start_ns - earlier.end_ns for earlier, later in pairwise(full)]
     return {
         "steps": len(full),
         "step_ms": wall_ns / len(full) / 1e6,

@@ -146,8 +146,8 @@ def _throughput(part: dict[str, Any]) -> str:
     agreement = part["agreement"]
     return (
         f"{_table(head, rows)}\nmcjax 1m against generate: {part['ratio']:.2f} times in float32, "
-        f"{part['best_ratio']:.2f} with the best dtype of each. Of {part['requests']} requests {agreement['equal']} have "
-        f"the same tokens, {agreement['within_margin']} part where the two best logits are closer than "
+        f"{part['best_ratio']:.2f} with the best dtype of each. Of {part['requests']} requests {agreement['equal']} "
+        f"have the same tokens, {agreement['within_margin']} part where the two best logits are closer than "
         f"{2 * agreement['tolerance']}, {agreement['beyond_margin']} elsewhere (largest gap "
         f"{agreement['largest_gap']:.3f}).\n"
     )

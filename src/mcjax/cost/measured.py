@@ -25,8 +25,8 @@ from mcjax.types import NS_PER_S
 VERSION = 1
 
 LASTING_NS = 250_000_000
-"""How long the machine stays as it is. On one with other work, errors of steps 20 to 200 ms apart were correlated by 0.1
-to 0.6, of those more than a second apart by 0.2 at most."""
+"""How long the machine stays as it is. On one with other work, errors of steps 20 to 200 ms apart were correlated by
+0.1 to 0.6, of those more than a second apart by 0.2 at most."""
 
 
 @dataclass(frozen=True, slots=True)
