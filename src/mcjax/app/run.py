@@ -28,7 +28,7 @@ from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
-from mcjax.app.tokenizers import give_tokenizer
+from mcjax.app.tokenizers import Texts, give_tokenizer
 from mcjax.app.verify import SamePrompts, prove
 from mcjax.backends.base import World, WorldInputs
 from mcjax.cost.model_shape import ModelShape
@@ -211,6 +211,7 @@ def build(
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,
+        text_of=Texts(model),
     )
 
 

@@ -91,7 +91,8 @@ class Frontend:
         keeps = self._keeps_tokens and request.tokens is not None
         outputs = [Output.of(request, index, keeps) for index in range(request.sampling.n)]
         outputs[0].listener = listener
-        if text_listener is not None or request.sampling.stop_strings:
+        # Where there are no tokens a script says when an output ends.
+        if text_listener is not None or (request.sampling.stop_strings and keeps):
             if self._text_of is None or not keeps:
                 problem = "text needs a tokenizer and token ids, which this service has not"
                 raise ConfigError("sampling.stop_strings", request.sampling.stop_strings, problem)
