@@ -28,7 +28,7 @@ from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
-from mcjax.app.tokenizers import Texts, give_tokenizer
+from mcjax.app.tokenizers import give_tokenizer
 from mcjax.app.verify import SamePrompts, prove
 from mcjax.backends.base import World, WorldInputs
 from mcjax.cost.model_shape import ModelShape
@@ -37,6 +37,7 @@ from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
+from mcjax.models.tokenizer import tokenizer_for
 from mcjax.sched.placement import Strategies
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
@@ -208,10 +209,10 @@ def build(
         table=table,
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
+        tokenizer=partial(tokenizer_for, model) if config.backend.name == "jax" else None,
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,
-        text_of=Texts(model),
     )
 
 

@@ -17,11 +17,10 @@ from mcjax.engine.sampler import Sampler
 from mcjax.engine.service import Service, Settings
 from mcjax.errors import ConfigError
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
-from mcjax.sched.output import TextStream
 from mcjax.sched.placement import Strategies
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.console import Figures, ProgressDisplay
-from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Sampling
+from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Tokenizer
 from mcjax.workload.base import Turn, Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
@@ -119,10 +118,11 @@ class Rehearsal:
     table: KeyTable
     recorder: Recorder
     policy_rng: np.random.Generator
+    tokenizer: Callable[[], Tokenizer] | None = None
+    """What text its outputs stand for, where somebody asks."""
     changes: Sequence[Change] = ()
     sample_period_s: float = 1.0
     stall_s: float = 3600.0
-    text_of: Callable[[Sampling], TextStream] | None = None
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
         r.settings,
         r.world.keeps_tokens,
         r.world.shares_decoded,
-        r.text_of,
+        r.tokenizer,
     )
 
 

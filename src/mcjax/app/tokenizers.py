@@ -1,4 +1,4 @@
-"""The model's tokenizer, given to whoever wants one: workloads, and a service that ends outputs by their text."""
+"""The model's tokenizer, given to the workloads that want one."""
 
 from __future__ import annotations
 
@@ -8,24 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mcjax.app.mistakes import locate
 from mcjax.app.streams import sections_of
-from mcjax.cost.model_shape import ModelShape
-from mcjax.engine.detokenize import TextStream
-from mcjax.models.tokenizer import tokenizer_for
-from mcjax.types import Sampling, Tokenizer
 
 TARGET = "mcjax.models.tokenizer.from_checkpoint"
-
-
-class Texts:
-    """Makes the text streams of a service. The tokenizer is read when the first is asked for."""
-
-    def __init__(self, shape: ModelShape):
-        self._shape = shape
-        self._tokenizer: Tokenizer | None = None
-
-    def __call__(self, sampling: Sampling) -> TextStream:
-        self._tokenizer = self._tokenizer or tokenizer_for(self._shape)
-        return TextStream(self._tokenizer, sampling.stop_strings, sampling.min_tokens)
 
 
 def give_tokenizer(section: DictConfig, checkpoint: str, vocab: int) -> None:

@@ -21,7 +21,7 @@ class TextStream:
     Args:
         tokenizer: whose tokens they are.
         stop_strings: none of them empty (`ValueError`).
-        min_tokens: a stop string that an earlier token than this completes is text like any other.
+        min_tokens: a stop string that is complete before so many tokens is text like any other.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), min_tokens: int = 0):
