@@ -95,7 +95,7 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
 
 def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
-    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    plain = plain_of(config)
     plain["plugins"] = plugins.names()
     check_numbers(plain)
     check_together(plain)
@@ -152,6 +152,11 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
             ended_by.add_note(f"what there was is kept in {kept.directory}")
         raise ended_by
     return kept
+
+
+def plain_of(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain values."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 def build(

@@ -139,6 +139,28 @@ class Result:
     """What the world says of itself, for the summary."""
 
 
+def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
+    """The service of a rehearsed run, whose world is prepared. It lives as long as `scope`."""
+    cost = r.world.cost()
+    return Service(
+        scope,
+        r.world,
+        r.world.transports(),
+        cost,
+        LinkEstimate(*r.world.link()),
+        BlockNamer(r.world.kv_format(), r.salts, r.table),
+        r.strategies,
+        r.policies,
+        lambda request: r.slo.bounds(request, cost),
+        r.policy_rng,
+        r.recorder,
+        r.settings,
+        r.world.keeps_tokens,
+        r.world.shares_decoded,
+        r.tokenizer,
+    )
+
+
 class Performance:
     """Plays a rehearsed run once."""
 
@@ -173,7 +195,7 @@ class Performance:
         await r.world.prepare(all_instances(r.instances, r.changes), self._progress.stage)
         try:
             async with aio.Scope("run") as scope:
-                service = self._service(scope)
+                service = service_of(r, scope)
                 aio.start_of_run()
                 service.start(r.instances)
                 aio.start_of_run()  # weights, programs and memory are there: time begins
@@ -189,27 +211,6 @@ class Performance:
         finally:
             self.result.duration_ns = self.result.duration_ns or aio.now_ns()
             await r.world.close()
-
-    def _service(self, scope: aio.Scope) -> Service:
-        r = self._r
-        cost = r.world.cost()
-        return Service(
-            scope,
-            r.world,
-            r.world.transports(),
-            cost,
-            LinkEstimate(*r.world.link()),
-            BlockNamer(r.world.kv_format(), r.salts, r.table),
-            r.strategies,
-            r.policies,
-            lambda request: r.slo.bounds(request, cost),
-            r.policy_rng,
-            r.recorder,
-            r.settings,
-            r.world.keeps_tokens,
-            r.world.shares_decoded,
-            r.tokenizer,
-        )
 
     async def _drive(self, service: Service) -> None:
         async def submit(turn: Turn) -> Answer:
