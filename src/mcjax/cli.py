@@ -17,6 +17,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax replay RUN                  decide a run's decisions again from its own log
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
+  mcjax validate [key=value ...]    the simulator against the real engine on this machine
   mcjax figures                     the published figures again: ours, published, difference
   mcjax --cfg job ...               print the config of a run without running it
 
@@ -32,7 +33,7 @@ Traffic    workload=chat|synthetic|text    slo=relative|paper|none
            workload=slice|superposed|reblocked (made of others)
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
 Models     model=tiny|smollm2|llama3-8b|llama3-70b|qwen3-32b|hugging_face
-           cost=auto|fitted|roofline|table|aiconfigurator
+           cost=auto|fitted|roofline|table|measured|aiconfigurator
 Tracking   track=files|wandb|none
 Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
 
@@ -51,6 +52,7 @@ COMMANDS = {
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",
     "fit": "mcjax.app.fit",
+    "validate": "mcjax.app.validate",
     "figures": "mcjax.app.figures.page",
 }
 """Each module has `command(arguments) -> exit status`, and is imported when it is asked for."""

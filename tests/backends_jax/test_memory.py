@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from test_compilation import SHAPE, SIZES
 
-from conftest import Lab
 from mcjax.backends.jax.memory import Room, choose_pages
 from mcjax.backends.jax.world import JaxWorld
 from mcjax.errors import ConfigError
@@ -82,7 +81,7 @@ def test_without_a_limit_the_default_stands() -> None:
     assert choose_pages(7, 4, [], 0.9) == 7
 
 
-def test_pages_are_counted_on_each_device(lab: Lab) -> None:
+def test_pages_are_counted_on_each_device(lab: Any) -> None:
     import jax
 
     from mcjax.backends.jax.placement import Place

@@ -37,7 +37,8 @@ def test_logits_of_a_prompt_and_of_its_continuation(smollm2: str) -> None:
 
     def step(start: int, end: int, pages: Any) -> tuple[Any, Any]:
         positions = np.arange(start, end, dtype=np.int32)[None]
-        return ours(ids[None, start:end], positions, pages, table, np.array([end - start], np.int32), attend)
+        arrays: list[Any] = [ids[None, start:end], positions, pages, table, np.array([end - start], np.int32)]
+        return ours(*arrays, attend=attend)
 
     for start, end in ((0, count - 2), (count - 2, count - 1), (count - 1, count)):  # the prompt, then token by token
         logits, pages = step(start, end, pages)
