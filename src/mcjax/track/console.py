@@ -202,16 +202,13 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     goodput = summary["goodput_rps"]
     met = _percent(summary["slo_attainment"])
     verified = summary.get("verified")
-    proof = (
-        []
-        if not verified
-        else [
-            (
-                "equal to colocated",
-                "{requests:,} requests, {tokens:,} tokens, {kv_blocks:,} KV blocks".format(**verified),
-            )
-        ]
-    )
+    proof: list[tuple[str, str]] = []
+    if verified and "kv_blocks" in verified:
+        found = "{requests:,} requests, {tokens:,} tokens, {kv_blocks:,} KV blocks".format(**verified)
+        proof = [("equal to colocated", found)]
+    elif verified:
+        found = "{requests:,} requests, {tokens:,} tokens, {differing:,} of them other choices, by {largest_gap:.2g}"
+        proof = [("equal within margin", found.format(**verified))]
     return [
         ("requests", f"{counts['submitted']:,} submitted: {ended}"),
         (

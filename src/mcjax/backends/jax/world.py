@@ -18,8 +18,10 @@ from mcjax.backends.jax.compilation import AUTO, Watch, use_cache
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.device_transport import Device
 from mcjax.backends.jax.executor import JaxExecutor
+from mcjax.backends.jax.judge import Judge, reference_geometry
 from mcjax.backends.jax.memory import DeviceMemory, Room, array_bytes, choose_pages, workspace_bytes
 from mcjax.backends.jax.meshes import allot, check_divides, read_meshes
+from mcjax.backends.jax.numerics import NUMERICS, TOLERANCES
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.backends.jax.tally import wasted
@@ -38,7 +40,6 @@ from mcjax.types import KVFormat, NullRecorder, Recorder, Role
 T = TypeVar("T")
 
 
-NUMERICS = ("invariant", "fast")
 PREFILL_WIDTHS = 4
 """How many widths `auto` chooses, at most: each is a program to compile."""
 WIDTH_MULTIPLE = 8
@@ -71,6 +72,7 @@ class JaxWorld:
         pool_blocks: int = 1024,
         poison: bool = False,
         numerics: str = "invariant",
+        tolerance: float | None = None,
         prefill_widths: Sequence[int] | str = AUTO,
         decode_batches: Sequence[int] | str = AUTO,
         mesh: object = None,
@@ -90,6 +92,10 @@ class JaxWorld:
         self._shape = shape
         self._fingerprint = catalogue.fingerprint(shape, seed)
         self._seed = seed
+        self.tolerance = TOLERANCES[shape.dtype_bytes] if tolerance is None else tolerance
+        """By how much a logit may differ from the reference engine's."""
+        if not self.tolerance > 0:
+            raise ConfigError("backend.tolerance", tolerance, "must be more than 0")
         self.shares_decoded = numerics == "fast"  # else a decoded block's bits differ from what a prefill would give
         self._sample = chunks(prompt_tokens(), chunk_tokens) if numerics == "fast" else []
         fast = numerics == "fast"
@@ -120,6 +126,7 @@ class JaxWorld:
         groups = allot(sizes, len(self._devices))
         self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
         self._places: dict[str, Place] = {}
+        self._loaded: Llama | None = None
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
         self._made: list[JaxExecutor] = []
@@ -214,6 +221,11 @@ class JaxWorld:
     def _limit_bytes(self, device: Any) -> int | None:
         return self._memory_bytes or (device.memory_stats() or {}).get("bytes_limit")
 
+    def reference(self) -> Judge:
+        """What the tokens of a run are held against where they may differ from it by rounding. In no run's loop."""
+        programs = Programs(self._model(), reference_geometry(self._geometry), self._attention)
+        return Judge(programs, self._devices[0])
+
     def figures(self) -> dict[str, Any]:
         """What `summary.json` says of this world: late compilations, memory of each instance, padding."""
         tallies = [executor.tally for executor in self._made]
@@ -302,7 +314,9 @@ class JaxWorld:
         self._watch.close()
 
     def _model(self) -> Llama:
-        return catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
+        if self._loaded is None:
+            self._loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
+        return self._loaded
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
@@ -372,6 +386,7 @@ def _ask_for_cpu_devices(count: int) -> None:
 def make_world(
     inputs: WorldInputs,
     numerics: str,
+    tolerance: float | None,
     chunk_tokens: int,
     prefill_widths: Sequence[int] | str,
     max_batch: int,
@@ -397,6 +412,7 @@ def make_world(
         pool_blocks=pool_blocks,
         poison=poison,
         numerics=numerics,
+        tolerance=tolerance,
         prefill_widths=prefill_widths,
         decode_batches=decode_batches,
         mesh=mesh,
