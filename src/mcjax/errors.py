@@ -82,6 +82,26 @@ class RecordMismatch(RequestError):
     """A completion record that does not describe what the decode instance was given."""
 
 
+class BrokenOutput(RequestError):
+    """The request's own numbers came to nothing (no finite logit): another attempt would not help."""
+
+    def __init__(self, request_id: int, why: str):
+        super().__init__(request_id, f"its output broke off: {why}")
+        self.why = why
+
+
+class ExecutorFailed(McjaxError):
+    """A step plan that raised. The message carries the type and text of what it was.
+
+    `lost_pages`: the device's pages are gone with it, and so is everything on the instance; else only the sequences of
+    that plan are concerned.
+    """
+
+    def __init__(self, problem: str, lost_pages: bool = False):
+        super().__init__(problem)
+        self.lost_pages = lost_pages
+
+
 class InstanceDown(McjaxError):
     """The instance died, or its heartbeat is overdue."""
 

@@ -30,8 +30,11 @@ ALL_FAULTS = Faults(
     slow=0.03,
     cancelled=0.1,
     missed=0.3,
+    broken=0.001,
+    raised=0.003,
     deaths=1.0,
     stale_views=1.0,
+    lost_pages=0.3,
 )
 
 

@@ -37,7 +37,8 @@ def check(seeds: range, faults: Faults) -> None:
     assert completed > 5 * len(seeds)
     if faults is ALL_FAULTS:  # a fault that was never injected proves nothing
         assert set(injected) == {
-            "lost", "late", "duplicated", "corrupted", "slow", "cancelled", "missed", "death", "stale_view"
+            "lost", "late", "duplicated", "corrupted", "slow", "cancelled", "missed", "broken", "raised",
+            "death", "stale_view", "lost_pages"
         }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert run(8, ALL_FAULTS).virtual_s != first.virtual_s
 
 
-@pytest.mark.parametrize("fault", ["lost", "late", "duplicated", "corrupted", "slow", "missed"])
+@pytest.mark.parametrize("fault", ["lost", "late", "duplicated", "corrupted", "slow", "missed", "broken", "raised"])
 def test_one_kind_of_fault_at_a_high_rate(fault: str) -> None:
     slow = {"slow": 0.25} if fault == "missed" else {}  # heartbeats only beat while something takes its time
     injected = 0
@@ -58,9 +59,9 @@ def test_one_kind_of_fault_at_a_high_rate(fault: str) -> None:
     assert injected > 0
 
 
-def test_many_deaths_lose_no_request() -> None:
+def test_many_deaths_and_lost_pages_lose_no_request() -> None:
     for seed in range(25):
-        outcome = run(seed, Faults(deaths=4.0))
+        outcome = run(seed, Faults(deaths=4.0) if seed % 2 else Faults(lost_pages=4.0))
         assert not outcome.problems, f"seed {seed}: {outcome.problems[0]}"
         assert set(outcome.states) == {"completed"}
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mcjax.backends.jax.executor import JaxExecutor
-from mcjax.backends.progress import ExecutorFailed, decode_progress
+from mcjax.backends.progress import decode_progress
 from mcjax.engine.base import Kind, StepPlan
-from mcjax.errors import ConfigError, InstanceDown
+from mcjax.errors import ConfigError, ExecutorFailed, InstanceDown
 from mcjax.types import NullRecorder, Sampling
 
 PAGES = list(range(12))

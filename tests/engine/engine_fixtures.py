@@ -121,10 +121,11 @@ class CheckBench:
     headroom_tokens: int | None = None
     rows: Rows = field(default_factory=Rows)
     book: ScriptBook = field(default_factory=ScriptBook)
+    world: CheckWorld = field(init=False)
 
     def run(self, main: Callable[[Service], Coroutine[Any, Any, None]]) -> None:
         """Run `main`; afterwards nothing may be held by anybody, at any time slots and pins must add up."""
-        world = CheckWorld(self.sizes, self.book, Faults(), np.random.default_rng(self.seed))
+        world = self.world = CheckWorld(self.sizes, self.book, Faults(), np.random.default_rng(self.seed))
         settings = Settings(
             report_period_s=0.01,
             attempts=self.attempts,

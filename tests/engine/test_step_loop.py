@@ -17,7 +17,7 @@ from mcjax.backends.virtual import VirtualLoop
 from mcjax.engine.base import Capacity, Kind, Progress, StepItem, StepPlan
 from mcjax.engine.loop import StepLoop
 from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import ConfigError, InstanceDown, McjaxError, TransferError
+from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, InstanceDown, McjaxError, TransferError
 from mcjax.sched.base import Batch, Batching
 from mcjax.sched.batching.chunked import Chunked
 from mcjax.sched.batching.prefill_first import PrefillFirst
@@ -37,6 +37,8 @@ class Clockwork:
     plans: list[tuple[int, list[tuple[int, str, int, int]], int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     problem: McjaxError | None = None
+    breaks: dict[int, str] = field(default_factory=dict)
+    """Requests that come to nothing once they have produced two tokens in a plan, or with their first chunk."""
     ends_after: dict[int, int] = field(default_factory=dict)
     """Output tokens by request, where it ends before its limit."""
     stop: bool = False
@@ -58,7 +60,8 @@ class Clockwork:
         self.plans.append((aio.now_ns(), items, max_steps))
         start_ns, ends_ns, self.stop = aio.now_ns(), list[int](), False
         finished: list[int] = []
-        while len(ends_ns) < max_steps and not finished and not (ends_ns and self.stop):
+        failed: dict[int, str] = {}
+        while len(ends_ns) < max_steps and not (finished or failed) and not (ends_ns and self.stop):
             await aio.sleep_ns(STEP)
             if self.problem is not None:
                 problem, self.problem = self.problem, None
@@ -68,9 +71,11 @@ class Clockwork:
                 limit = self.ends_after.get(item.request_id, 1 << 30)
                 if item.samples and item.generated + len(ends_ns) >= limit:
                     finished.append(index)
+                if item.request_id in self.breaks and (len(ends_ns) == 3 or item.kind is Kind.PREFILL):
+                    failed[index] = self.breaks[item.request_id]
         self.steps.append(len(ends_ns))
         tokens = [np.arange(len(ends_ns), dtype=np.int32) if item.samples else None for item in plan.items]
-        return Progress(len(ends_ns), start_ns, np.array(ends_ns, np.int64), list(tokens), tuple(finished))
+        return Progress(len(ends_ns), start_ns, np.array(ends_ns, np.int64), list(tokens), tuple(finished), failed)
 
 
 class Bench:
@@ -316,6 +321,45 @@ def test_a_failing_step_is_told_to_those_in_it_and_the_loop_goes_on() -> None:
         assert bench.loop.context_tokens == 0
 
     play(Bench, main)
+
+
+def test_a_sequence_without_a_finite_logit_ends_alone() -> None:
+    """What it had before is told, what the broken step gave is not; the others do not notice."""
+
+    async def main(bench: Bench) -> None:
+        bench.executor.breaks = {1: "its logits are not numbers", 3: "its logits are not numbers"}
+        bad, good, prompt = bench.decode(1, 10, limit=20), bench.decode(2, 20, limit=9), bench.prompt(3, 16)
+        for sequence in (bad, good):
+            bench.loop.add_decode(sequence)
+        with pytest.raises(BrokenOutput, match="request 1: its output broke off: its logits are not numbers"):
+            await bad.done
+        assert aio.now_ns() == 3 * STEP
+        assert bench.loop.context_tokens == 23
+        bench.loop.add_prefill(prompt)
+        with pytest.raises(BrokenOutput, match="request 3"):
+            await prompt.done
+        assert not bench.loop.prefills
+        await good.done
+        assert bench.loop.context_tokens == 0
+
+    bench = play(Bench, main)
+    assert [entry[:2] for entry in bench.told if entry[0] != 2] == [(1, 1)]
+    assert next(entry[2] for entry in bench.told if entry[0] == 1) == [STEP, 2 * STEP]
+    assert sum(len(entry[2]) for entry in bench.told if entry[0] == 2) == 8
+
+
+def test_an_executor_that_lost_its_pages_says_so_and_runs_nothing_more() -> None:
+    async def main(bench: Bench) -> None:
+        lost: list[int] = []
+        bench.loop.on_lost = lambda: lost.append(aio.now_ns())
+        bench.executor.problem = ExecutorFailed("device lost", lost_pages=True)  # pyright: ignore
+        bench.loop.add_prefill(bench.prompt(1, 8))
+        await aio.sleep_ns(5 * STEP)
+        assert lost == [STEP]
+        with pytest.raises(ExecutorFailed):
+            bench.loop.add_prefill(bench.prompt(2, 8))
+
+    assert len(play(Bench, main).executor.plans) == 1
 
 
 def test_an_executor_that_breaks_ends_the_run_and_nobody_hangs() -> None:

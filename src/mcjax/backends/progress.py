@@ -7,21 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mcjax.engine.base import Progress
-from mcjax.errors import InstanceDown, McjaxError
+from mcjax.errors import ExecutorFailed, InstanceDown
 from mcjax.types import Logprobs
-
-
-class ExecutorFailed(McjaxError):
-    """A step plan that raised. The message names the instance, and carries the type and text of what it was.
-
-    `lost_pages`: the device's pages are gone with it, and so is everything on the instance; else only the sequences of
-    that plan are concerned.
-    """
-
-    def __init__(self, problem: str, lost_pages: bool = False):
-        super().__init__(problem)
-        self.lost_pages = lost_pages
-
 
 Failure: TypeAlias = ExecutorFailed | InstanceDown
 """What a plan may end in, beside progress."""

@@ -121,6 +121,7 @@ class Cluster:
         free_tokens = capacity.pages * capacity.page_tokens
         self._conductor.join(instance, node.name, role, node.pool, free_tokens)
         self.instances[spec.name] = instance
+        instance.loop.on_lost = partial(self.lost, spec.name)
         self._scope.spawn(instance.loop.run(), f"{spec.name}.loop")
         self._scope.spawn(node.heartbeat(), f"{node.name}.heartbeat")
         self._recorder.event(aio.now_ns(), "join", -1, spec.name, detail=role)
@@ -163,6 +164,13 @@ class Cluster:
         self._recorder.event(aio.now_ns(), "death", -1, name)
         found_ns = aio.now_ns() + round(self._timing.detect_s * NS_PER_S)
         aio.clock().call_at_ns(found_ns, self._conductor.leave, name)
+
+    def lost(self, name: str) -> None:
+        """The instance's device has lost its pages: everybody is told at once, and it comes back no more."""
+        self.instances[name].kill()
+        self._gone(name)
+        self._recorder.event(aio.now_ns(), "death", -1, name, detail="its pages are lost")
+        self._conductor.leave(name)
 
     def _gone(self, name: str) -> None:
         self.departed.append(self.instances.pop(name))

@@ -15,14 +15,23 @@ from numpy.typing import NDArray
 from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import ConfigError, McjaxError
+from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, McjaxError
 from mcjax.sched.base import Batch, Batching, Tenancy, strategy_name
 from mcjax.sched.reports import Growth
 from mcjax.types import Recorder
 
+NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+def _nobody() -> None:
+    pass
+
 
 class StepLoop:
-    """Sequences of one executor. `max_steps` bounds a macro-step (None: only the horizon does)."""
+    """Sequences of one executor. `max_steps` bounds a macro-step (None: only the horizon does).
+
+    `on_lost` hears that the executor has lost its pages: nothing here will ever end, as if the instance had died.
+    """
 
     def __init__(
         self,
@@ -56,6 +65,7 @@ class StepLoop:
         self._growths: list[Growth] = []
         self._running: list[Sequence] = []
         self._dead: McjaxError | None = None
+        self.on_lost: Callable[[], None] = _nobody
 
     # Joining and leaving
 
@@ -143,10 +153,13 @@ class StepLoop:
                 self._let_go(chosen)
                 if self._dead is not None:
                     return
+                if isinstance(problem, ExecutorFailed) and problem.lost_pages:
+                    self._dead = problem
+                    self.on_lost()
+                    return
+                self._settle(NO_STEPS)
                 for sequence in chosen:
-                    self._remove(sequence)
-                    if not sequence.done.done():
-                        sequence.done.set_exception(problem)
+                    self._fail(sequence, problem)
                 continue
             except BaseException:
                 self._let_go(chosen)  # the loop ends, and its step with it: whoever leaves must not wait for that
@@ -157,6 +170,12 @@ class StepLoop:
             self._settle(progress.ends_ns)
             self._apply(plan, chosen, progress)
             self._let_go(chosen)
+
+    def _fail(self, sequence: Sequence, problem: McjaxError) -> None:
+        self._remove(sequence)
+        sequence.send()
+        if not sequence.done.done():
+            sequence.done.set_exception(problem)
 
     def kill(self, problem: McjaxError) -> None:
         """The instance is dead: its steps never end, who joins is told, who leaves need not wait.
@@ -283,13 +302,17 @@ class StepLoop:
             return
         end_ns = int(ends_ns[-1])
         decoded = 0
-        finished = frozenset(progress.finished)
+        finished, failed = frozenset(progress.finished), progress.failed
         for index, sequence in enumerate(chosen):
             item = sequence.item
             if item.kind is Kind.PREFILL:
-                self._chunk_done(sequence, progress, index, index in finished)
+                if index in failed:
+                    self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
+                else:
+                    self._chunk_done(sequence, progress, index, index in finished)
                 continue
             decoded += 1
+            sound = steps - (index in failed)  # its last step gave nothing
             first = item.generated
             tokens = progress.tokens[index]
             item.start += steps
@@ -300,9 +323,13 @@ class StepLoop:
                 item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
             if sequence.left is not None:
                 self.context_tokens -= steps  # it left while the step ran, and was already taken off
-                seen = int(ends_ns.searchsorted(sequence.left_ns))
+                seen = min(sound, int(ends_ns.searchsorted(sequence.left_ns)))
                 if seen:  # of a macro-step, what was there before it left
                     sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
+                continue
+            if sound < steps:
+                sequence.on_tokens(first, None if tokens is None else tokens[:sound], ends_ns[:sound])
+                self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
                 continue
             if tokens is None and not sequence.streams:
                 sequence.unsent.append(ends_ns)

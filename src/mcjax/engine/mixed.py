@@ -6,6 +6,7 @@ from mcjax import aio
 from mcjax.engine.instance import Instance
 from mcjax.engine.sequence import End
 from mcjax.engine.stream import BlockStream
+from mcjax.errors import BrokenOutput
 from mcjax.kvpool.holds import Pin, Reservation
 from mcjax.sched.job import Job, Placement
 from mcjax.types import Role
@@ -48,10 +49,14 @@ class MixedInstance(Instance):
         self, job: Job, placement: Placement, pin: Pin, own: Reservation, pages: list[int], start: int
     ) -> End:
         stream = BlockStream(self.node, self.node, job.blocks, own, pin, checksum=True)
+        cached = len(pin)
         task = aio.spawn(stream.run(), f"{self.name}.store.{job.request_id}")
         try:
-            end = await self.compute_prompt(job, pages, start, len(pin), stream, (task,), placement, store_tail=False)
+            end = await self.compute_prompt(job, pages, start, cached, stream, (task,), placement, store_tail=False)
             await task
             return end
+        except BrokenOutput:
+            self.node.pool.drop(job.blocks[cached:])  # nobody may match what may be no numbers either
+            raise
         finally:
             await aio.settle(task)

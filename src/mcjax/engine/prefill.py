@@ -9,6 +9,7 @@ from mcjax import aio
 from mcjax.engine.instance import Instance
 from mcjax.engine.node import Node
 from mcjax.engine.stream import BlockStream, Piece
+from mcjax.errors import BrokenOutput
 from mcjax.kvpool.holds import Hold, Pin, Reservation
 from mcjax.sched.job import CompletionRecord, Job, Placement
 from mcjax.types import Role
@@ -105,6 +106,10 @@ class PrefillInstance(Instance):
             await first_task
             onward.close()
             await second_task
+        except BrokenOutput:
+            for node in (self.node, receiver):
+                node.pool.drop(blocks[cached:])  # nobody may match what may be no numbers either
+            raise
         finally:
             await aio.settle(first_task)
             await aio.settle(second_task)

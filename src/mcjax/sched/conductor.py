@@ -15,6 +15,7 @@ import numpy as np
 from mcjax import aio
 from mcjax.errors import (
     ConfigError,
+    ExecutorFailed,
     InstanceDown,
     LeaseLost,
     PoolFull,
@@ -32,7 +33,7 @@ from mcjax.types import NS_PER_S, BlockId, Recorder, Role
 
 T = TypeVar("T")
 
-RETRYABLE = (TransferError, LeaseLost, InstanceDown, PoolFull, RecordMismatch)
+RETRYABLE = (TransferError, LeaseLost, InstanceDown, ExecutorFailed, PoolFull, RecordMismatch)
 """Failures of a place or a path, not of the request: another attempt may succeed."""
 
 RETRY_PAUSE_NS = NS_PER_S // 10
@@ -172,7 +173,8 @@ class Conductor:
                 await _at(prefill, cast("MixedPort", prefill).serve(job, placement))
             else:
                 prompt = cast("PrefillPort", prefill).prefill(job, placement)
-                record = await _at(prefill, prompt, self._release)
+                # Without its receiver a prompt goes nowhere: the death of either half ends it.
+                record = await _at(decode, _at(prefill, prompt, self._release), self._release)
                 try:
                     if record.output_ended:
                         decision.outcome = "completed"

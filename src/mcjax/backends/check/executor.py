@@ -7,9 +7,13 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.backends.check.digests import PageView, entry, next_token
+from mcjax.backends.check.faults import FaultCounts, Faults
 from mcjax.backends.check.store import ByteStore
 from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
+from mcjax.errors import ExecutorFailed
 from mcjax.types import NS_PER_S, Scripts, Tokens
+
+BROKEN = "its logits are not numbers"
 
 STEP_S = (0.5e-3, 3e-3)
 TOKEN_S = 20e-6
@@ -18,12 +22,27 @@ TOKEN_S = 20e-6
 class CheckExecutor:
     """Reads and writes real bytes in pages. The bytes of a step are written as it ends, step by step."""
 
-    def __init__(self, name: str, capacity: Capacity, pages: ByteStore, scripts: Scripts, rng: np.random.Generator):
+    def __init__(
+        self,
+        name: str,
+        capacity: Capacity,
+        pages: ByteStore,
+        scripts: Scripts,
+        rng: np.random.Generator,
+        faults: Faults,
+        counts: FaultCounts,
+    ):
         self.name = name
         self._capacity = capacity
         self._pages = pages
         self._scripts = scripts
         self._rng = rng
+        self._faults = faults
+        self._counts = counts
+        self.problem: ExecutorFailed | None = None
+        """What the plan under way, or the next one, shall raise."""
+        self.to_break: dict[int, None] = {}
+        """Requests that shall come to nothing in their next step."""
         self._stop = False
         self._ends_ns: list[int] = []
         self._busy_ns = 0
@@ -46,10 +65,19 @@ class CheckExecutor:
         ends_ns = self._ends_ns = []
         produced: list[list[int]] = [[] for _ in plan.items]
         finished: tuple[int, ...] = ()
-        while len(ends_ns) < max_steps and not finished and not (ends_ns and self._stop):
+        failed: dict[int, str] = {}
+        if self._hit("raised", self._faults.raised):
+            self.problem = ExecutorFailed("MemoryError: injected")
+        while len(ends_ns) < max_steps and not (finished or failed) and not (ends_ns and self._stop):
             tokens = sum(item.q_len for item in plan.items)
             await aio.sleep_ns(round((self._rng.uniform(*STEP_S) + tokens * TOKEN_S) * NS_PER_S))
+            if self.problem is not None:
+                problem, self.problem = self.problem, None
+                raise problem
             finished = self._step(plan.items, len(ends_ns), produced)
+            if self._hit("broken", self._faults.broken):
+                failed[int(self._rng.integers(len(plan.items)))] = BROKEN
+            failed.update((at, BROKEN) for at, item in enumerate(plan.items) if item.request_id in self.to_break)
             ends_ns.append(aio.now_ns())
         self._busy_ns += ends_ns[-1] - start_ns
         return Progress(
@@ -61,7 +89,14 @@ class CheckExecutor:
                 for item, tokens in zip(plan.items, produced, strict=True)
             ],
             finished,
+            failed,
         )
+
+    def _hit(self, kind: str, probability: float) -> bool:
+        if probability == 0.0 or self._rng.random() >= probability:
+            return False
+        self._counts.note(kind)
+        return True
 
     def _step(self, items: list[StepItem], step: int, produced: list[list[int]]) -> tuple[int, ...]:
         finished: list[int] = []

@@ -8,11 +8,14 @@ import numpy as np
 
 from mcjax.errors import ConfigError
 
+TIMED = {"deaths": "death", "stale_views": "stale_view", "lost_pages": "lost_pages"}
+"""Faults that come at a time, and what one of them is called."""
+
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of one copy (`lost` ... `slow`), of one request (`cancelled`), of one heartbeat (`missed`), and
-    expected events in a schedule (`deaths`, `stale_views`)."""
+    """Probabilities of one copy (`lost` ... `slow`), of one request (`cancelled`), of one heartbeat (`missed`), of one step
+    plan (`broken`, `raised`), and expected events in a schedule (`deaths`, `stale_views`, `lost_pages`)."""
 
     lost: float = 0.0  # the copy never arrives; its transport reports an error, late
     late: float = 0.0  # the copy arrives after the engine has given it up
@@ -21,13 +24,16 @@ class Faults:
     slow: float = 0.0  # the copy takes a hundred times as long
     cancelled: float = 0.0  # the client goes away at a random moment
     missed: float = 0.0  # a heartbeat is lost
+    broken: float = 0.0  # one sequence of a step comes to nothing (no finite logit)
+    raised: float = 0.0  # the executor raises, its pages intact
     deaths: float = 0.0  # an instance dies with its node's memory; another joins later
     stale_views: float = 0.0  # the conductor's view is delayed for a while
+    lost_pages: float = 0.0  # an executor raises and its pages are lost; another instance joins later
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            limit = 20.0 if item.name in ("deaths", "stale_views") else 1.0
+            limit = 20.0 if item.name in TIMED else 1.0
             if not 0.0 <= value <= limit:
                 raise ConfigError(f"faults.{item.name}", value, f"must be between 0 and {limit:g}")
 
@@ -52,9 +58,10 @@ class TimedFault:
 
 
 def timed_faults(faults: Faults, horizon_s: float, rng: np.random.Generator) -> list[TimedFault]:
-    """Deaths and stale views of one schedule, in order of time."""
+    """What happens to the cluster in one schedule, in order of time."""
     found: list[TimedFault] = []
-    for kind, expected in (("death", faults.deaths), ("stale_view", faults.stale_views)):
+    for name, kind in TIMED.items():
+        expected: float = getattr(faults, name)
         for _ in range(int(rng.poisson(expected))):
             found.append(TimedFault(float(rng.uniform(0, horizon_s)), kind, float(rng.uniform(0, 1))))
     return sorted(found, key=lambda fault: fault.at_s)

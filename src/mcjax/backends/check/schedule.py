@@ -11,12 +11,13 @@ import numpy as np
 
 from mcjax import aio
 from mcjax.backends.check.digests import reference
+from mcjax.backends.check.executor import BROKEN
 from mcjax.backends.check.faults import Faults, timed_faults
 from mcjax.backends.check.world import CheckWorld, Sizes
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import InstanceSpec, parse_cluster
 from mcjax.engine.service import Service, Settings
-from mcjax.errors import DeadlineExceeded, Deadlock, IntegrityError
+from mcjax.errors import DeadlineExceeded, Deadlock, ExecutorFailed, IntegrityError
 from mcjax.kvpool.holds import Hold
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.kvpool.pool import Pool
@@ -211,7 +212,7 @@ class _Schedule:
         request = turn.request
         self._ended[request.request_id] = self._ended.get(request.request_id, 0) + 1
         self.outcome.states[row.state] = self.outcome.states.get(row.state, 0) + 1
-        if row.state is RequestState.FAILED:
+        if row.state is RequestState.FAILED and not (BROKEN in row.reason and self._faults.broken):
             self.outcome.problems.append(f"lost: request {request.request_id}: {row.reason}")
             return
         assert request.tokens is not None
@@ -246,16 +247,20 @@ class _Schedule:
             if fault.kind == "stale_view":
                 service.bus.delay_ns = round(fault.value * 0.2 * NS_PER_S)
             else:
-                self._kill_one(service, fault.value)
+                self._lose_one(service, fault.value, fault.kind)
 
-    def _kill_one(self, service: Service, value: float) -> None:
-        """Kill an instance; one of its kind comes up a little later."""
+    def _lose_one(self, service: Service, value: float, kind: str) -> None:
+        """Kill an instance, or have its executor lose its pages; one of its kind comes up a little later."""
         cluster = service.cluster
         names = list(cluster.instances)
         if not names:
             return
         victim = cluster.instances[names[int(value * len(names))]]
-        cluster.kill(victim.name)
+        if kind == "death":
+            cluster.kill(victim.name)
+        else:
+            problem = ExecutorFailed("RuntimeError: injected", lost_pages=True)
+            self._world.executors[victim.name].problem = problem
         successor = InstanceSpec(f"{victim.name}'", Role(victim.role))
         back_ns = aio.now_ns() + round(0.1 * NS_PER_S)
         aio.clock().call_at_ns(back_ns, self._join, service, successor)

@@ -47,7 +47,10 @@ class CheckWorld:
         self.counts = FaultCounts()
         self.loop = VirtualLoop()
         self._sizes = sizes
+        self.executors: dict[str, CheckExecutor] = {}
+        """By the instances' names."""
         self._scripts = scripts
+        self._faults = faults
         self._rng = rng
         self._format = KVFormat("digests", sizes.block_tokens, (KVGroup(bytes_per_token=ENTRY_BYTES),))
         self._transports: list[Transport] = [
@@ -81,7 +84,9 @@ class CheckWorld:
             sizes.pages, sizes.block_tokens, page_bytes, sizes.max_batch, sizes.chunk_tokens, sizes.max_context_tokens
         )
         pages = ByteStore(node, Tier.HBM, sizes.pages, page_bytes, f"{name}.hbm")
-        return InstanceParts(CheckExecutor(name, capacity, pages, self._scripts, self._rng), pages)
+        executor = CheckExecutor(name, capacity, pages, self._scripts, self._rng, self._faults, self.counts)
+        self.executors[name] = executor
+        return InstanceParts(executor, pages)
 
     def pool_store(self, node: str) -> ByteStore:
         return ByteStore(node, Tier.DRAM, self._sizes.pool_blocks, self._format.block_bytes)

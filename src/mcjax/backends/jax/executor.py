@@ -28,9 +28,9 @@ from mcjax.backends.jax.plans import Call, Plan
 from mcjax.backends.jax.programs import DevicePrograms, Geometry, Programs
 from mcjax.backends.jax.tally import Tally
 from mcjax.backends.jax.warm_up import warm_up_jobs
-from mcjax.backends.progress import ExecutorFailed, Failure, encode_failure, encode_progress
+from mcjax.backends.progress import Failure, encode_failure, encode_progress
 from mcjax.engine.base import Capacity, OnStep, Progress, StepPlan
-from mcjax.errors import InstanceDown
+from mcjax.errors import ExecutorFailed, InstanceDown
 from mcjax.types import NS_PER_S, NullRecorder, Recorder
 
 PATIENCE_S = 60.0
