@@ -37,7 +37,7 @@ class Lab:
 
     def executor(self, name: str = "p0", device: int | Place = 0, **options: Any) -> JaxExecutor:
         where = device if isinstance(device, Place) else jax.local_devices()[device]
-        executor = JaxExecutor(name, self.programs, where, **options)
+        executor = JaxExecutor(name, options.pop("programs", self.programs), where, **options)
         self.executors.append(executor)
         return executor
 

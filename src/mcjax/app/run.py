@@ -26,7 +26,8 @@ from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
-from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
+from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
+from mcjax.app.sample import uncached_tokens
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.tokenizers import give_tokenizer
 from mcjax.app.verify import SamePrompts, prove, within_margin
@@ -188,7 +189,7 @@ def build(
         seed=config.seed,
         recorder=recorder,
         roles=[role for _, role in all_instances(instances, changes)],
-        prompt_tokens=lambda: prompt_lengths(workload),
+        uncached_tokens=lambda: uncached_tokens(workload, block_tokens),
         attention=config.kernels.attention,
     )
     return Rehearsal(

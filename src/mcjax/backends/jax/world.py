@@ -51,8 +51,8 @@ class JaxWorld:
 
     `pages`: device pages of each instance (None: as many as fit); `pool_blocks`: DRAM blocks of each node; `poison`:
     overwrite what is released with NaN; `roles`: of all instances to come, in the order in which they are made; `mesh`:
-    devices of an instance, by role (`meshes.read_meshes`); `prompt_tokens`: a sample of prompt lengths, for the choice
-    of shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
+    devices of an instance, by role (`meshes.read_meshes`); `uncached_tokens`: of a sample of prompts, for the choice of
+    shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
     """
 
     name = "jax"
@@ -75,17 +75,20 @@ class JaxWorld:
         tolerance: float | None = None,
         prefill_widths: Sequence[int] | str = AUTO,
         decode_batches: Sequence[int] | str = AUTO,
+        fused_steps: int = 1,
         mesh: object = None,
         memory_share: float = 0.9,
         memory_bytes: int | None = None,
         compilation_cache: str | None = None,
         attention: str = "blockwise",
         roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
-        prompt_tokens: Callable[[], Sequence[int]] = lambda: (),
+        uncached_tokens: Callable[[], Sequence[int]] = lambda: (),
         recorder: Recorder | None = None,
     ):
         if numerics not in NUMERICS:
             raise ConfigError("backend.numerics", numerics, "not supported", NUMERICS)
+        if numerics == "invariant" and fused_steps != 1:
+            raise ConfigError("backend.fused_steps", fused_steps, "numerics=invariant never fuses", [1])
         if max_context_tokens > shape.max_context_tokens:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
@@ -97,7 +100,7 @@ class JaxWorld:
         if not self.tolerance > 0:
             raise ConfigError("backend.tolerance", tolerance, "must be more than 0")
         self.shares_decoded = numerics == "fast"  # else a decoded block's bits differ from what a prefill would give
-        self._sample = chunks(prompt_tokens(), chunk_tokens) if numerics == "fast" else []
+        self._sample = chunks(uncached_tokens(), chunk_tokens) if numerics == "fast" else []
         fast = numerics == "fast"
         self._wanted_pages, self._memory_share, self._memory_bytes = pages, memory_share, memory_bytes
         self._geometry = Geometry(
@@ -107,6 +110,7 @@ class JaxWorld:
             chunk_tokens,
             max_context_tokens,
             widths=_buckets("prefill_widths", prefill_widths, fast, lambda: _widths(self._sample, chunk_tokens)),
+            fused_steps=fused_steps,
             batches=_buckets("decode_batches", decode_batches, fast, lambda: doublings(max_batch)),
         )
         if pages is not None and pages < self._geometry.table_width:
@@ -391,6 +395,7 @@ def make_world(
     prefill_widths: Sequence[int] | str,
     max_batch: int,
     decode_batches: Sequence[int] | str,
+    fused_steps: int,
     max_context_tokens: int,
     pages: int | None,
     memory_share: float,
@@ -415,12 +420,13 @@ def make_world(
         tolerance=tolerance,
         prefill_widths=prefill_widths,
         decode_batches=decode_batches,
+        fused_steps=fused_steps,
         mesh=mesh,
         memory_share=memory_share,
         memory_bytes=memory_bytes,
         compilation_cache=compilation_cache,
         attention=inputs.attention,
         roles=inputs.roles,
-        prompt_tokens=inputs.prompt_tokens,
+        uncached_tokens=inputs.uncached_tokens,
         recorder=inputs.recorder,
     )
