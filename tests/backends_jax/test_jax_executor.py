@@ -6,10 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.progress import decode_progress
 from mcjax.engine.base import Kind, StepPlan
-from mcjax.errors import ConfigError, ExecutorFailed, InstanceDown
+from mcjax.errors import ExecutorFailed, InstanceDown
 from mcjax.types import NullRecorder, Sampling
 
 PAGES = list(range(12))
@@ -233,8 +232,3 @@ def test_programs_are_compiled_once_a_device(lab):
         return count, second.compile_count
 
     assert lab.run(main) == (10, 10), "two shapes of the model, two samplers of each, and four that make and move pages"
-
-
-def test_only_invariant_numerics(lab):
-    with pytest.raises(ConfigError, match=r"backend\.numerics=fast.*allowed: invariant"):
-        JaxExecutor("x", lab.programs, None, numerics="fast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention import blockwise
 from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.pages import page_dtype, read, write
 
+# Blocks and tiles so small that a case has several of each: see `small`.
+SMALL = {"DECODE_BLOCKS": ((2, 8), (None, 24)), "CHUNK_BLOCKS": ((None, 16),), "TILE_TOKENS": 2}
 HEADS, KV_HEADS, HEAD_DIM, PAGE, WIDTH, LAYERS = 4, 2, 8, 4, 40, 2
 
 
@@ -43,6 +47,14 @@ def case(rng, rows, steps):
     return queries, pages, table, positions
 
 
+@pytest.fixture(scope="module")
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(blockwise, name, value)
+        yield
+
+
 @pytest.mark.parametrize("name", ["reference", "blockwise"])
 @settings(max_examples=12, deadline=None)
 @given(
@@ -68,6 +80,68 @@ def test_a_longer_mate_changes_no_bit():
     without = np.asarray(attend(*inputs, jnp.asarray(alone)))
     assert 21 < blockwise.DECODE_BLOCKS[0][1] < 150
     np.testing.assert_array_equal(together[0].view(np.uint32), without[0].view(np.uint32))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    merged=st.booleans(),
+    steps=st.integers(1, 7),
+    rows=st.lists(st.tuples(st.integers(0, 153), st.integers(0, 7)), min_size=1, max_size=3),
+)
+def test_many_blocks_and_tiles_against_one_query_at_a_time(small, seed, merged, steps, rows):
+    rows = [(start, min(count, steps)) for start, count in rows]
+    queries, pages, table, positions = case(np.random.default_rng(seed), rows, steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "MERGED_TOKENS", 7 if merged else 0)
+        got = blockwise.paged_attention(
+            jnp.asarray(queries), jnp.asarray(pages), 1, jnp.asarray(table), jnp.asarray(positions)
+        )
+    np.testing.assert_allclose(got, expected(queries, pages, 1, table, positions), rtol=1e-4, atol=1e-5)
+    assert not np.asarray(got)[positions < 0].any()
+
+
+def test_a_place_in_the_chunk_changes_no_bit(small):
+    """The same tokens in one chunk, and in another that starts later: other tiles, other loops, the same bits."""
+    queries, pages, table, positions = case(np.random.default_rng(2), [(30, 12)], 12)
+
+    @jax.jit
+    def attend(queries, positions):
+        return blockwise.paged_attention(queries, jnp.asarray(pages), 0, jnp.asarray(table), positions)
+
+    whole = np.asarray(attend(queries, positions))
+    for skipped in (1, 2, 5):
+        later = np.asarray(
+            attend(np.roll(queries, -skipped, axis=1), np.where(np.arange(12) < 12 - skipped, positions + skipped, -1))
+        )
+        np.testing.assert_array_equal(
+            later[:, : 12 - skipped].view(np.uint32), whole[:, skipped:].view(np.uint32), strict=True
+        )
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_bfloat16_pages_are_words(steps):
+    """Close to the same numbers in float32, with NaN where nobody may look, and bit for bit what was written."""
+    queries, pages, table, positions = case(np.random.default_rng(3), [(100, steps), (40, steps)], steps)
+    narrow = jnp.asarray(pages, jnp.bfloat16)
+    assert page_dtype("bfloat16") == np.uint16
+    assert page_dtype("float32") == np.float32
+    words = jax.lax.bitcast_convert_type(narrow, jnp.uint16)
+    inputs = (jnp.asarray(queries, jnp.bfloat16), words, 1, jnp.asarray(table), jnp.asarray(positions))
+    wide = np.asarray(narrow.astype(jnp.float32))
+    want = expected(np.asarray(inputs[0].astype(jnp.float32)), wide, 1, table, positions)
+    for name in ("reference", "blockwise"):
+        got = paged_attention(name)(*inputs)
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=0.02, atol=0.03)
+
+    keys, values = read(words, 1, inputs[3])
+    np.testing.assert_array_equal(keys[0, :100], narrow[table[0], 1, 0].reshape(-1, KV_HEADS, HEAD_DIM)[:100])
+    entries = jnp.full((2, steps, 2, KV_HEADS, HEAD_DIM), 1.5, jnp.bfloat16)
+    places = (jnp.asarray(table)[:, :1] + jnp.zeros_like(inputs[4]), jnp.arange(steps)[None] % PAGE + 0 * inputs[4])
+    keys, values = read(write(words, 0, places, entries), 0, inputs[3])
+    assert (keys[:, : min(steps, PAGE)] == 1.5).all()
+    assert (values[:, : min(steps, PAGE)] == 1.5).all()
 
 
 def test_unknown_names_are_refused_with_the_list():

@@ -13,8 +13,9 @@ import pytest
 
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.pages import page_dtype
 from mcjax.models import builtin
-from mcjax.models.llama import LlamaConfig
+from mcjax.models.llama import LlamaConfig, wide_product
 
 CONFIG = LlamaConfig(layers=2, d_model=48, heads=6, kv_heads=2, head_dim=16, d_ff=80, vocab=97)
 
@@ -102,6 +103,45 @@ def test_paged_logits_agree_with_a_dense_model(attention, tied):
         for row in range(2):
             if count[row]:
                 np.testing.assert_allclose(logits[row], want[row][done[row] - 1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 32])
+@pytest.mark.parametrize("summed_axis", [0, 1])
+def test_a_row_of_a_product_depends_on_no_other(dtype, rows, summed_axis):
+    draw = np.random.default_rng(rows)
+    x = jnp.asarray(draw.normal(size=(rows, 96)), dtype)
+    weight = jnp.asarray(draw.normal(size=(96, 200) if summed_axis == 0 else (200, 96)), dtype)
+    product = jax.jit(lambda x: wide_product(x, weight, summed_axis))
+    got = np.asarray(product(x))
+    assert got.dtype == np.float32
+    wide = np.asarray(weight.astype(jnp.float32)).astype(np.float64)
+    want = np.asarray(x.astype(jnp.float32)).astype(np.float64) @ (wide if summed_axis == 0 else wide.T)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # float32 sums, also of bfloat16
+    order = draw.permutation(rows)
+    np.testing.assert_array_equal(np.asarray(product(x[order])), got[order])
+    np.testing.assert_array_equal(np.asarray(product(x.at[1:].set(jnp.nan)))[0], got[0])
+
+
+def test_a_bfloat16_model_follows_the_float32_one():
+    """Through pages of words, a chunk of many tokens and single ones; logits agree to bfloat16's precision."""
+    narrow = dataclasses.replace(CONFIG, dtype="bfloat16")
+    tokens = np.random.default_rng(1).integers(0, CONFIG.vocab, 41).astype(np.int32)
+
+    def logits_of_last(config):
+        model, attend = builtin.build(config, seed=3, max_positions=96), paged_attention("blockwise")
+        pages = jnp.zeros((13, *config.page_shape(8)), page_dtype(config.dtype))
+        table = jnp.arange(12, dtype=jnp.int32)[None]
+        out = []
+        for start, end in ((0, 40), (40, 41)):
+            chunk, positions = tokens[None, start:end], np.arange(start, end, dtype=np.int32)[None]
+            length = jnp.array([end - start], jnp.int32)
+            logits, pages = jax.jit(model, static_argnums=5)(chunk, positions, pages, table, length, attend)
+            out.append(np.asarray(logits[0]))
+        return np.stack(out)
+
+    wide = logits_of_last(CONFIG)
+    assert (logits_of_last(narrow) - wide).std() < 0.05 * wide.std()
 
 
 SHAPE = {

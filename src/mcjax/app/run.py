@@ -281,7 +281,9 @@ def _settings(config: DictConfig) -> Settings:
         transfer_deadline_s=config.transfer.deadline_s,
         transfer_attempts=config.transfer.attempts,
         headroom_tokens=engine.headroom_tokens,
+        preemption=engine.preemption,
         max_steps=engine.max_steps,
+        timeout_s=engine.timeout_s,
         timing=Timing(engine.lease_s, engine.wait_s, engine.detect_s),
     )
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Sequence as PySequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
-from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, McjaxError
-from mcjax.sched.base import Batch, Batching, Tenancy, strategy_name
+from mcjax.engine.base import Capacity, Executor, Kind, OnStep, Progress, StepItem, StepPlan
+from mcjax.engine.batch import choose
+from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence
+from mcjax.errors import BrokenOutput, ExecutorFailed, McjaxError
+from mcjax.sched.base import Batching, Tenancy
+from mcjax.sched.output import LENGTH, STOP
 from mcjax.sched.reports import Growth
 from mcjax.types import Recorder
 
@@ -148,7 +151,7 @@ class StepLoop:
                 self._growths = [self.growth]
             self._on_change()
             try:
-                progress = await self._executor.run(plan, max_steps)
+                progress = await self._executor.run(plan, max_steps, self._teller(chosen) if max_steps > 1 else None)
             except McjaxError as problem:
                 self._let_go(chosen)
                 if self._dead is not None:
@@ -168,7 +171,7 @@ class StepLoop:
             if self._dead is not None:
                 return
             self._settle(progress.ends_ns)
-            self._apply(plan, chosen, progress)
+            self._apply(chosen, progress)
             self._let_go(chosen)
 
     def _fail(self, sequence: Sequence, problem: McjaxError) -> None:
@@ -204,23 +207,15 @@ class StepLoop:
         decodes, horizon = self._ready_decodes()
         if not prefills:
             return (StepPlan([s.item for s in decodes]), decodes, min(horizon, self._max_steps)) if decodes else None
-        first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
-        if not 0 <= first < len(prefills):
-            raise ConfigError("sched.tenancy", strategy_name(self._tenancy), f"chose prompt {first} of {len(prefills)}")
-        waiting = [prefills[first], *prefills[:first], *prefills[first + 1 :]]
-        batch = self._batching.choose(
-            [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
-        )
-        self._check(batch, waiting, len(decodes))
+        chunks, decode = choose(prefills, self._tenancy, self._batching, len(decodes), self._capacity.chunk_tokens)
         chosen: list[Sequence] = []
-        for index, tokens in batch.chunks:
-            sequence = waiting[index]
+        for sequence, tokens in chunks:
             item, prompt = sequence.item, sequence.request.tokens
             item.q_len = tokens
             item.samples = item.start + tokens == sequence.end
             item.tokens = None if prompt is None else prompt[item.start : item.start + tokens]
             chosen.append(sequence)
-        if batch.decode:
+        if decode:
             chosen += decodes
         return StepPlan([sequence.item for sequence in chosen]), chosen, 1
 
@@ -235,13 +230,17 @@ class StepLoop:
         return decodes, min(steps, default=0)
 
     def _steps(self, decodes: list[Sequence]) -> list[int]:
-        """How far each could go on: until its pages are full, or its output is as long as it may be."""
+        """How far each could go on: until its pages are full, or its output is as long as it may be; but by few steps
+        where a stop string may end it before."""
         page_tokens = self._capacity.page_tokens
-        return [
+        steps = [
             min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated)
             for sequence in decodes
             for item in (sequence.item,)
         ]
+        if any(sequence.stops_by_text for sequence in decodes):
+            steps.append(STOP_STRING_STEPS)
+        return steps
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that still fit into its pages."""
@@ -264,13 +263,13 @@ class StepLoop:
         """
         starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
         grown = False
-        for sequence in sorted(starving, key=lambda sequence: sequence.order):
+        for sequence in sorted(starving, key=lambda sequence: sequence.since):
             page = self._more_pages(1)
             if page:
                 sequence.item.pages.extend(page)
                 grown = True
                 continue
-            last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.order)
+            last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.since)
             alone = last is sequence and not self.waiting_decodes  # else one that waits for its place holds pages too
             if not self._making_room and not alone and not last.running:
                 self._preempt(last)
@@ -281,68 +280,44 @@ class StepLoop:
         self._making_room[sequence] = None
         self._recorder.event(aio.now_ns(), "preempt", sequence.item.request_id, self.name, tokens=sequence.item.start)
         if not sequence.done.done():
-            sequence.done.set_result(End(None, aio.now_ns(), output_ended=False, preempted=True))
+            sequence.done.set_result(End(None, aio.now_ns(), preempted=True))
 
-    def _check(self, batch: Batch, waiting: list[Sequence], decoding: int) -> None:
-        """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
-        name, limit = strategy_name(self._batching), self._capacity.chunk_tokens
-        if not batch.chunks and not (batch.decode and decoding):
-            raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
-        indices = [index for index, _ in batch.chunks]
-        if len(dict.fromkeys(indices)) != len(indices) or not all(0 <= index < len(waiting) for index in indices):
-            raise ConfigError("sched.batching", name, f"chose prompts {indices} of {len(waiting)}")
-        for index, tokens in batch.chunks:
-            room = min(limit, waiting[index].end - waiting[index].item.start)
-            if not 1 <= tokens <= room:
-                raise ConfigError("sched.batching", name, f"chose a chunk of {tokens} tokens where 1 to {room} go")
+    def _teller(self, chosen: list[Sequence]) -> OnStep | None:
+        """Tells those who want each token as it comes, before the plan is done; None if there is nobody."""
+        if not any(sequence.streams for sequence in chosen):
+            return None
+        firsts = [sequence.item.generated for sequence in chosen]
 
-    def _apply(self, plan: StepPlan, chosen: list[Sequence], progress: Progress) -> None:
-        steps, ends_ns = progress.steps, progress.ends_ns
+        def on_step(step: int, tokens: PySequence[int | None], end_ns: int) -> None:
+            if self._running is not chosen:
+                return  # it died meanwhile
+            ends_ns = np.array([end_ns], np.int64)
+            for sequence, first, token in zip(chosen, firsts, tokens, strict=True):
+                if not sequence.streams or sequence.left is not None or (token is None and _has_ids(sequence.item)):
+                    continue
+                produced = None if token is None else np.array([token], np.int32)
+                if sequence.on_tokens(first + step, produced, ends_ns, None):
+                    self._executor.interrupt()  # what else this plan gives it is for nothing
+
+        return on_step
+
+    def _apply(self, chosen: list[Sequence], progress: Progress) -> None:
+        steps, failed = progress.steps, progress.failed
         if steps == 0:
             return
-        end_ns = int(ends_ns[-1])
         decoded = 0
-        finished, failed = frozenset(progress.finished), progress.failed
+        finished = frozenset(progress.finished)
         for index, sequence in enumerate(chosen):
-            item = sequence.item
-            if item.kind is Kind.PREFILL:
-                if index in failed:
-                    self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
-                else:
-                    self._chunk_done(sequence, progress, index, index in finished)
-                continue
-            decoded += 1
-            sound = steps - (index in failed)  # its last step gave nothing
-            first = item.generated
-            tokens = progress.tokens[index]
-            item.start += steps
-            item.generated += steps
-            item.forced = max(0, item.forced - steps)
-            self.context_tokens += steps
-            if tokens is not None and item.tokens is not None:
-                item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
-            if sequence.left is not None:
-                self.context_tokens -= steps  # it left while the step ran, and was already taken off
-                seen = min(sound, int(ends_ns.searchsorted(sequence.left_ns)))
-                if seen:  # of a macro-step, what was there before it left
-                    sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
-                continue
-            if sound < steps:
-                sequence.on_tokens(first, None if tokens is None else tokens[:sound], ends_ns[:sound])
-                self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
-                continue
-            if tokens is None and not sequence.streams:
-                sequence.unsent.append(ends_ns)
+            if sequence.item.kind is Kind.DECODE:
+                decoded += 1
+                self._decoded(sequence, progress, index, index in finished)
+            elif index in failed:
+                self._fail(sequence, BrokenOutput(sequence.item.request_id, failed[index]))
             else:
-                sequence.on_tokens(first, tokens, ends_ns)
-            if index in finished or item.generated >= sequence.limit:
-                self._remove(sequence)
-                sequence.send()
-                if not sequence.done.done():
-                    sequence.done.set_result(End(None if tokens is None else int(tokens[-1]), end_ns, True))
+                self._chunk_done(sequence, progress, index, index in finished)
         if decoded:
             self._recorder.event(
-                end_ns,
+                int(progress.ends_ns[-1]),
                 "decode_step",
                 -1,
                 self.name,
@@ -350,6 +325,47 @@ class StepLoop:
                 tokens=decoded * steps,
                 start_ns=progress.start_ns,
             )
+
+    def _decoded(self, sequence: Sequence, progress: Progress, index: int, finished: bool) -> None:
+        item, steps, ends_ns, tokens = sequence.item, progress.steps, progress.ends_ns, progress.tokens[index]
+        first = item.generated
+        item.start += steps
+        item.generated += steps
+        item.forced = max(0, item.forced - steps)
+        self.context_tokens += steps
+        if tokens is not None and item.tokens is not None:
+            item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
+            if item.prompt is not None:
+                item.output.extend(tokens.tolist())
+        why = progress.failed.get(index)
+        if sequence.left is not None or why is not None:
+            self._part_done(sequence, progress, index, first)
+            if sequence.left is not None:
+                self.context_tokens -= steps  # it left while the step ran, and was already taken off
+            elif why is not None:
+                self._fail(sequence, BrokenOutput(item.request_id, why))
+            return
+        ended = False
+        if tokens is None and not sequence.streams:
+            sequence.unsent.append(ends_ns)
+        else:
+            ended = sequence.on_tokens(first, tokens, ends_ns, progress.logprobs.get(index))
+        if ended or finished or item.generated >= sequence.limit:
+            self._remove(sequence)
+            sequence.send()
+            if not sequence.done.done():
+                token = None if tokens is None else int(tokens[-1])
+                reason = STOP if ended or finished else LENGTH
+                sequence.done.set_result(End(token, int(ends_ns[-1]), reason))
+
+    def _part_done(self, sequence: Sequence, progress: Progress, index: int, first: int) -> None:
+        """Of a macro-step, what there was before it left, and before its last step if that gave nothing."""
+        seen, ends_ns, tokens = progress.steps - (index in progress.failed), progress.ends_ns, progress.tokens[index]
+        if sequence.left is not None:
+            seen = min(seen, int(ends_ns.searchsorted(sequence.left_ns)))
+        if seen:
+            told = None if tokens is None else tokens[:seen]
+            sequence.on_tokens(first, told, ends_ns[:seen], progress.logprobs.get(index))
 
     def _chunk_done(self, sequence: Sequence, progress: Progress, index: int, ended: bool) -> None:
         item, end_ns = sequence.item, int(progress.ends_ns[-1])
@@ -371,7 +387,13 @@ class StepLoop:
         sequence.on_chunk(start, item.start, progress.start_ns)
         if item.start == sequence.end and not sequence.done.done():
             tokens = progress.tokens[index]
-            sequence.done.set_result(End(None if tokens is None else int(tokens[0]), end_ns, ended))
+            token = None if tokens is None else int(tokens[0])
+            reason = STOP if ended else ""
+            sequence.done.set_result(End(token, end_ns, reason, logprobs=progress.logprobs.get(index)))
+
+
+def _has_ids(item: StepItem) -> bool:
+    return item.tokens is not None
 
 
 async def _ended(left: asyncio.Future[None]) -> None:

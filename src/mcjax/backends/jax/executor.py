@@ -240,7 +240,7 @@ class JaxExecutor:
             timer = clock.call_at_ns(clock.wall_ns() + round(patience_s * NS_PER_S), end)
             await _finished(future, lambda: None)
             timer.cancel()
-        self._join(1.0)  # it has said its last words, or never will
+        self._join(1.0 if self._ended else 0.0)  # it has said its last words, or never will
 
     def stop(self, patience_s: float = PATIENCE_S) -> None:
         """`close` for a caller without a running loop: blocks until the thread has ended."""
@@ -345,7 +345,10 @@ class JaxExecutor:
     def _run_host_jobs(self) -> None:
         # Only those that are there now: a stream of copies must not hold up a step for ever.
         for _ in range(len(self._host_jobs)):
-            job, refused = self._host_jobs.popleft()
+            with self._wake:
+                if not self._host_jobs:  # the thread was given up meanwhile
+                    return
+                job, refused = self._host_jobs.popleft()
             try:
                 job()
             except Exception as problem:  # nobody waits for this job: a plan says what went wrong
