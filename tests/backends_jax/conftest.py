@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from mcjax.backends.jax.compilation import Late, Watch
+from mcjax.backends.jax.compilation import Watch
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
 from mcjax.models import builtin
-from mcjax.types import Sampling
+from mcjax.types import Recorder, Sampling
 
 # Before anything here computes; importing JAX fixes neither.
 jax.config.update("jax_platforms", "cpu")
@@ -112,9 +112,9 @@ def nothing_compiles_late(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     watches: list[Watch] = []
     make = Watch.__init__
 
-    def made(watch: Watch, on_late: Late) -> None:
+    def made(watch: Watch, recorder: Recorder) -> None:
         watches.append(watch)
-        make(watch, on_late)
+        make(watch, recorder)
 
     monkeypatch.setattr(Watch, "__init__", made)
     yield

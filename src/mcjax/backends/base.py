@@ -32,8 +32,8 @@ class WorldInputs:
     roles: Sequence[Role]
     """Of every instance in the order in which they come, those that join in mid-run last."""
     uncached_tokens: Callable[[], Sequence[int]]
-    """Of a sample of the workload's prompts, how many tokens are to be computed when what earlier ones computed is there
-    still. Costs something, so it is asked for where it matters."""
+    """Of a sample of the workload's prompts: tokens to compute when what earlier ones computed is there still. Costs
+    something, so it is asked for where it matters."""
     attention: str = "reference"
 
 
