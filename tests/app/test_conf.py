@@ -28,6 +28,7 @@ def overrides_for(option: str) -> list[str]:
 NEED_MORE = {
     "model/hugging_face",
     "cost/table",
+    "cost/measured",
     "cost/aiconfigurator",
     *(
         f"workload/{name}"

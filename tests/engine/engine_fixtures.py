@@ -28,13 +28,13 @@ from mcjax.sched.base import Admission
 from mcjax.sched.batching.chunked import Chunked
 from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
-from mcjax.sched.output import Listener, TextStream, sampling_of
+from mcjax.sched.output import Listener, sampling_of
 from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.roles.static import Static
 from mcjax.sched.state import PENDING_NS, LinkEstimate
 from mcjax.sched.tenancy.fifo import FIFO
-from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Sampling, Script
+from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Script, Tokenizer
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
@@ -91,7 +91,7 @@ def service(
     batching_tokens: int,
     admission: Admission | None = None,
     slo: SLO = SLO(float("inf"), float("inf")),  # noqa: B008  (frozen)
-    text_of: Callable[[Sampling], TextStream] | None = None,
+    tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> Service:
     mechanisms: Mechanisms = world
     return Service(
@@ -109,7 +109,7 @@ def service(
         settings,
         keeps_tokens,
         share_decoded=world.shares_decoded,
-        text_of=text_of,
+        tokenizer=tokenizer,
     )
 
 
@@ -125,7 +125,7 @@ class CheckBench:
     headroom_tokens: int | None = None
     preemption: Preemption = "swap"
     timeout_s: float | None = None
-    text_of: Callable[[Sampling], TextStream] | None = None
+    tokenizer: Callable[[], Tokenizer] | None = None
     rows: Rows = field(default_factory=Rows)
     book: ScriptBook = field(default_factory=ScriptBook)
     world: CheckWorld = field(init=False)
@@ -146,7 +146,7 @@ class CheckBench:
 
         async def body() -> None:
             async with aio.Scope("test") as scope:
-                made = service(scope, world, self.rows, settings, True, 6, text_of=self.text_of)
+                made = service(scope, world, self.rows, settings, True, 6, tokenizer=self.tokenizer)
                 made.start(parse_cluster(self.cluster))
                 scope.spawn(self._audit(made), "audit")
                 work = aio.spawn(scope.run(main(made)), "work")

@@ -87,6 +87,21 @@ def test_outputs_share_the_prompts_full_pages(cluster: str) -> None:
     assert not set(own) & set(together[0][:5])
 
 
+@pytest.mark.parametrize(("headroom", "pages"), [(None, 5 + 3 * 4), (1, 5 + 3 * 1), (4, 5 + 3 * 2)])
+def test_admission_counts_the_pages_of_all_outputs(headroom: int | None, pages: int) -> None:
+    """22 tokens are five full pages and a tail of two; up to 12 more come, and so many are taken in advance."""
+    bench = CheckBench("1m", headroom_tokens=headroom)
+
+    async def main(service: Service) -> None:
+        instance = service.cluster.instances["m0"]
+        asked = bench.request(1, range(22), 12, 12, sampling=Sampling(n=3))
+        job = service.frontend._job(asked, None, None)
+        assert instance.decoder.pages_to_begin(job) == pages
+        check(await service.frontend.submit(asked).task, 12)
+
+    bench.run(main)
+
+
 def test_an_output_that_ends_early_frees_its_own_pages_at_once() -> None:
     bench = CheckBench("1m")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcjax import aio
-from mcjax.backends.check.digests import logprob
+from mcjax.backends.check.digests import VOCAB, logprob
 from mcjax.engine.cluster_spec import InstanceSpec
 from mcjax.engine.sequence import STOP_STRING_STEPS
 from mcjax.engine.service import Service
 from mcjax.errors import ConfigError
-from mcjax.types import RequestRow, RequestState, Sampling
+from mcjax.types import ChatMessage, RequestRow, RequestState, Sampling
 from mcjax.workload.synthetic import Synthetic
 
 PROMPT = list(range(1, 23))
@@ -25,27 +25,22 @@ LONG = 40
 
 
 class Numbers:
-    """A text stream that writes each token as `<17>`, and stops behind a stop string."""
+    """Writes each token as `<17>`."""
 
-    def __init__(self, sampling: Sampling):
-        self.stop: str | None = None
-        self._sampling = sampling
-        self._text = ""
-        self._count = 0
+    vocab_size = VOCAB
+    end_tokens = ()
 
-    def push(self, tokens: Iterable[int]) -> str:
-        text = ""
-        for token in tokens:
-            text += f"<{token}>"
-            self._count += 1
-            if self._count >= self._sampling.min_tokens:
-                ends = [stop for stop in self._sampling.stop_strings if (self._text + text).endswith(stop)]
-                self.stop = self.stop or next(iter(ends), None)
-        self._text += text
-        return text
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text[1:-1].split("><")]
 
-    def finish(self) -> str:
-        return "."
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f"<{token}>" for token in tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return f"<{token}>".encode()
+
+    def apply_chat_template(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> list[int]:
+        raise NotImplementedError
 
 
 @functools.cache
@@ -56,7 +51,7 @@ def whole(cluster: str) -> list[int]:
 
 
 def play(cluster: str, sampling: Sampling, max_steps: int | None = None) -> tuple[RequestRow, CheckBench, list[str]]:
-    bench = CheckBench(cluster, max_steps=max_steps, text_of=Numbers)
+    bench = CheckBench(cluster, max_steps=max_steps, tokenizer=Numbers)
     rows: list[RequestRow] = []
     said: list[str] = []
 
@@ -83,7 +78,7 @@ def test_a_stop_string_across_token_borders_ends_the_output(cluster: str, max_st
     assert (row.state, row.finish_reason) == (RequestState.COMPLETED, "stop")
     assert row.output == tokens
     assert row.output_tokens == length == sum(map(len, row.token_ends_ns))
-    assert "".join(said).endswith(stop)
+    assert "".join(said) == Numbers().decode(tokens).removesuffix(stop)
     assert row.finish_ns == int(row.token_ends_ns[-1][-1]), "not the end of the macro-step"
     steps = [
         dict(event[4:])["tokens"] // dict(event[4:])["blocks"]

@@ -39,6 +39,7 @@ from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
+from mcjax.models.tokenizer import tokenizer_for
 from mcjax.sched.placement import Strategies
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
@@ -96,7 +97,7 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
 
 def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
-    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    plain = plain_of(config)
     plain["plugins"] = plugins.names()
     check_numbers(plain)
     check_together(plain)
@@ -155,6 +156,11 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
     return kept
 
 
+def plain_of(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain values."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+
+
 def build(
     config: DictConfig,
     plugins: Plugins,
@@ -205,6 +211,7 @@ def build(
         table=table,
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
+        tokenizer=partial(tokenizer_for, model) if config.backend.name == "jax" else None,
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcjax import aio
+from mcjax.engine.detokenize import TextStream
 from mcjax.errors import ConfigError, McjaxError, Rejected, UserError
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.conductor import Conductor
 from mcjax.sched.job import Job
-from mcjax.sched.output import Listener, Output, TextListener, TextStream, joined
-from mcjax.types import NS_PER_S, SLO, Branch, Recorder, Request, RequestRow, RequestState, Sampling
+from mcjax.sched.output import Listener, Output, TextListener, joined
+from mcjax.types import NS_PER_S, SLO, Branch, Recorder, Request, RequestRow, RequestState, Sampling, Tokenizer
 
 CANCELLED = "cancelled"
 
@@ -41,7 +42,7 @@ class Ticket:
 class Frontend:
     """Takes requests; `keeps_tokens` is False in worlds where token ids do not exist.
 
-    `text_of` makes the text of an output as it comes; None where nobody knows what text tokens stand for.
+    `tokenizer` is asked for when the first request wants text; None where nobody knows what text tokens stand for.
     `timeout_s` is for requests that have none of their own (None: no bound).
     """
 
@@ -52,7 +53,7 @@ class Frontend:
         slo: Callable[[Request], SLO],
         recorder: Recorder,
         keeps_tokens: bool,
-        text_of: Callable[[Sampling], TextStream] | None = None,
+        tokenizer: Callable[[], Tokenizer] | None = None,
         timeout_s: float | None = None,
     ):
         self.submitted = 0
@@ -63,7 +64,8 @@ class Frontend:
         self._slo = slo
         self._recorder = recorder
         self._keeps_tokens = keeps_tokens
-        self._text_of = text_of
+        self._make_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
         self._timeout_s = timeout_s
 
     def submit(
@@ -92,13 +94,17 @@ class Frontend:
         outputs = [Output.of(request, index, keeps) for index in range(request.sampling.n)]
         outputs[0].listener = listener
         if text_listener is not None or request.sampling.stop_strings:
-            if self._text_of is None or not keeps:
-                problem = "text needs a tokenizer and token ids, which this service has not"
-                raise ConfigError("sampling.stop_strings", request.sampling.stop_strings, problem)
             for output in outputs:
-                output.text, output.text_listener = self._text_of(request.sampling), text_listener
+                output.text, output.text_listener = self._text(request.sampling, keeps), text_listener
         row.token_ends_ns = outputs[0].ends_ns
         return Job(request, blocks, slo, row, outputs)
+
+    def _text(self, sampling: Sampling, keeps_tokens: bool) -> TextStream:
+        if self._make_tokenizer is None or not keeps_tokens:
+            problem = "text needs a tokenizer and token ids, which this service has not"
+            raise ConfigError("sampling.stop_strings", sampling.stop_strings, problem)
+        self._tokenizer = self._tokenizer or self._make_tokenizer()
+        return TextStream(self._tokenizer, sampling.stop_strings, sampling.min_tokens)
 
     def _blocks(self, request: Request) -> tuple[int, ...]:
         if request.tokens is not None:

@@ -6,17 +6,15 @@ policy could want to act, so that a world may run (or skip over) them in one go.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from collections.abc import Sequence as PySequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.engine.base import Capacity, Executor, Kind, OnStep, Progress, StepItem, StepPlan
+from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.batch import choose
-from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence
+from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence, ended, teller
 from mcjax.errors import BrokenOutput, ExecutorFailed, McjaxError
 from mcjax.sched.base import Batching, Tenancy
 from mcjax.sched.output import LENGTH, STOP
@@ -103,7 +101,7 @@ class StepLoop:
         self._on_change()
         sequence.left, sequence.left_ns = aio.new_future(), aio.now_ns()
         self._executor.interrupt()
-        await _ended(sequence.left)
+        await ended(sequence.left)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -150,8 +148,9 @@ class StepLoop:
                 self.growth = Growth(len(chosen), self._executor.step_ends_ns)
                 self._growths = [self.growth]
             self._on_change()
+            on_step = teller(chosen, self._executor.interrupt) if max_steps > 1 else None
             try:
-                progress = await self._executor.run(plan, max_steps, self._teller(chosen) if max_steps > 1 else None)
+                progress = await self._executor.run(plan, max_steps, on_step)
             except McjaxError as problem:
                 self._let_go(chosen)
                 if self._dead is not None:
@@ -282,25 +281,6 @@ class StepLoop:
         if not sequence.done.done():
             sequence.done.set_result(End(None, aio.now_ns(), preempted=True))
 
-    def _teller(self, chosen: list[Sequence]) -> OnStep | None:
-        """Tells those who want each token as it comes, before the plan is done; None if there is nobody."""
-        if not any(sequence.streams for sequence in chosen):
-            return None
-        firsts = [sequence.item.generated for sequence in chosen]
-
-        def on_step(step: int, tokens: PySequence[int | None], end_ns: int) -> None:
-            if self._running is not chosen:
-                return  # it died meanwhile
-            ends_ns = np.array([end_ns], np.int64)
-            for sequence, first, token in zip(chosen, firsts, tokens, strict=True):
-                if not sequence.streams or sequence.left is not None or (token is None and _has_ids(sequence.item)):
-                    continue
-                produced = None if token is None else np.array([token], np.int32)
-                if sequence.on_tokens(first + step, produced, ends_ns, None):
-                    self._executor.interrupt()  # what else this plan gives it is for nothing
-
-        return on_step
-
     def _apply(self, chosen: list[Sequence], progress: Progress) -> None:
         steps, failed = progress.steps, progress.failed
         if steps == 0:
@@ -329,17 +309,11 @@ class StepLoop:
     def _decoded(self, sequence: Sequence, progress: Progress, index: int, finished: bool) -> None:
         item, steps, ends_ns, tokens = sequence.item, progress.steps, progress.ends_ns, progress.tokens[index]
         first = item.generated
-        item.start += steps
-        item.generated += steps
-        item.forced = max(0, item.forced - steps)
+        sequence.advance(steps, tokens)
         self.context_tokens += steps
-        if tokens is not None and item.tokens is not None:
-            item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
-            if item.prompt is not None:
-                item.output.extend(tokens.tolist())
         why = progress.failed.get(index)
         if sequence.left is not None or why is not None:
-            self._part_done(sequence, progress, index, first)
+            sequence.tell_part(progress, index, first)
             if sequence.left is not None:
                 self.context_tokens -= steps  # it left while the step ran, and was already taken off
             elif why is not None:
@@ -357,15 +331,6 @@ class StepLoop:
                 token = None if tokens is None else int(tokens[-1])
                 reason = STOP if ended or finished else LENGTH
                 sequence.done.set_result(End(token, int(ends_ns[-1]), reason))
-
-    def _part_done(self, sequence: Sequence, progress: Progress, index: int, first: int) -> None:
-        """Of a macro-step, what there was before it left, and before its last step if that gave nothing."""
-        seen, ends_ns, tokens = progress.steps - (index in progress.failed), progress.ends_ns, progress.tokens[index]
-        if sequence.left is not None:
-            seen = min(seen, int(ends_ns.searchsorted(sequence.left_ns)))
-        if seen:
-            told = None if tokens is None else tokens[:seen]
-            sequence.on_tokens(first, told, ends_ns[:seen], progress.logprobs.get(index))
 
     def _chunk_done(self, sequence: Sequence, progress: Progress, index: int, ended: bool) -> None:
         item, end_ns = sequence.item, int(progress.ends_ns[-1])
@@ -390,19 +355,3 @@ class StepLoop:
             token = None if tokens is None else int(tokens[0])
             reason = STOP if ended else ""
             sequence.done.set_result(End(token, end_ns, reason, logprobs=progress.logprobs.get(index)))
-
-
-def _has_ids(item: StepItem) -> bool:
-    return item.tokens is not None
-
-
-async def _ended(left: asyncio.Future[None]) -> None:
-    """Wait for a step to let go of a sequence, and obey a cancellation only then: its pages are about to be reused."""
-    cancelled: asyncio.CancelledError | None = None
-    while not left.done():
-        try:
-            await aio.first_of([left])
-        except asyncio.CancelledError as problem:
-            cancelled = problem
-    if cancelled is not None:
-        raise cancelled

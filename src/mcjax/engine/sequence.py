@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Sequence as PySequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.engine.base import StepItem
+from mcjax import aio
+from mcjax.engine.base import OnStep, Progress, StepItem
 from mcjax.types import Logprobs, Request, Tokens
 
 STOP_STRING_STEPS = 8
@@ -78,3 +80,58 @@ class Sequence:
             ends_ns = self.unsent[0] if len(self.unsent) == 1 else np.concatenate(self.unsent)
             self.unsent = []
             self.on_tokens(self.item.generated - len(ends_ns), None, ends_ns, None)
+
+    def advance(self, steps: int, tokens: Tokens | None) -> None:
+        """So many decode steps are done, and gave these tokens."""
+        item = self.item
+        item.start += steps
+        item.generated += steps
+        item.forced = max(0, item.forced - steps)
+        if tokens is not None and item.tokens is not None:
+            item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
+            if item.prompt is not None:
+                item.output.extend(tokens.tolist())
+
+    def tell_part(self, progress: Progress, index: int, first: int) -> None:
+        """Tell, of a macro-step, what there was before it left, and before its last step if that gave nothing."""
+        seen, ends_ns, tokens = progress.steps - (index in progress.failed), progress.ends_ns, progress.tokens[index]
+        if self.left is not None:
+            seen = min(seen, int(ends_ns.searchsorted(self.left_ns)))
+        if seen:
+            told = None if tokens is None else tokens[:seen]
+            self.on_tokens(first, told, ends_ns[:seen], progress.logprobs.get(index))
+
+
+def teller(chosen: PySequence[Sequence], interrupt: Callable[[], None]) -> OnStep | None:
+    """Tells those who want each token as it comes, before the plan is done; None if there is nobody.
+
+    Where an output ends with a token, what else the plan gives it is for nothing, and it is interrupted.
+    """
+    if not any(sequence.streams for sequence in chosen):
+        return None
+    firsts = [sequence.item.generated for sequence in chosen]
+
+    def on_step(step: int, tokens: PySequence[int | None], end_ns: int) -> None:
+        ends_ns = np.array([end_ns], np.int64)
+        for sequence, first, token in zip(chosen, firsts, tokens, strict=True):
+            if not sequence.streams or not sequence.running or sequence.left is not None:
+                continue  # nobody waits for it, or it has left, or died
+            if token is None and sequence.item.tokens is not None:
+                continue  # ids exist, and this step gave it none
+            produced = None if token is None else np.array([token], np.int32)
+            if sequence.on_tokens(first + step, produced, ends_ns, None):
+                interrupt()
+
+    return on_step
+
+
+async def ended(left: asyncio.Future[None]) -> None:
+    """Wait for a step to let go of a sequence, and obey a cancellation only then: its pages are about to be reused."""
+    cancelled: asyncio.CancelledError | None = None
+    while not left.done():
+        try:
+            await aio.first_of([left])
+        except asyncio.CancelledError as problem:
+            cancelled = problem
+    if cancelled is not None:
+        raise cancelled

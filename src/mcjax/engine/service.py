@@ -15,13 +15,12 @@ from mcjax.engine.decoder import DecodeSettings, Preemption
 from mcjax.engine.frontend import Frontend
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.conductor import Conductor
-from mcjax.sched.output import TextStream
 from mcjax.sched.placement import Strategies
 from mcjax.sched.reports import ReportBus
 from mcjax.sched.state import ClusterState, LinkEstimate
 from mcjax.transfer.base import Transport
 from mcjax.transfer.engine import TransferEngine
-from mcjax.types import NS_PER_S, SLO, Recorder, Request, Sampling
+from mcjax.types import NS_PER_S, SLO, Recorder, Request, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Service:
         settings: Settings,
         keeps_tokens: bool,
         share_decoded: bool,
-        text_of: Callable[[Sampling], TextStream] | None = None,
+        tokenizer: Callable[[], Tokenizer] | None = None,
     ):
         kv_format = namer.kv_format
         self.bus = ReportBus(round(settings.report_period_s * NS_PER_S), round(settings.view_delay_s * NS_PER_S))
@@ -79,7 +78,7 @@ class Service:
             scope,
             settings.max_steps,
         )
-        self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens, text_of, settings.timeout_s)
+        self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens, tokenizer, settings.timeout_s)
 
     def start(self, instances: Sequence[InstanceSpec]) -> None:
         for spec in instances:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Protocol
 
-from mcjax.backends.sim.links import Flow, LinkModel
 from mcjax.errors import StaleRegion, TransferError
 from mcjax.transfer.base import Copy, CopyResult, Memory, TransportStats
 from mcjax.types import Tier
@@ -53,6 +53,24 @@ def other_node(source: Memory, target: Memory) -> bool:
     return source.node != target.node
 
 
+class Underway(Protocol):
+    """A copy that has been started."""
+
+    nbytes: int
+
+    def cancel(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """What says how long bytes take: `links.LinkModel`, or the threads of a measured machine."""
+
+    def start(
+        self, nbytes: int, links: tuple[str, ...], on_arrival: Callable[[Any], object], priority: int = 0
+    ) -> Underway:
+        """Start `nbytes` on their way over `links`; `on_arrival` is called with what this returned."""
+        ...
+
+
 class SimTransport:
     """A `Transport` that takes the time its bytes need on the links of `route` and moves nothing.
 
@@ -61,7 +79,7 @@ class SimTransport:
     numbers lead nowhere: that they lie inside their memory is for worlds with bytes to check.
     """
 
-    def __init__(self, links: LinkModel, route: Route, name: str, reaches: Reaches):
+    def __init__(self, links: Carrier, route: Route, name: str, reaches: Reaches):
         self.name = name
         self._links = links
         self._route = route
@@ -139,7 +157,7 @@ class SimBatch:
     """The handle of a batch. Cancelling it gives the links back; copies that had not arrived end in `TransferError`."""
 
     def __init__(self, transport: SimTransport, copies: list[Copy]):
-        self.flows: dict[Flow, int] = {}
+        self.flows: dict[Underway, int] = {}
         """What is under way, and which copy each flow is."""
         self._transport = transport
         self._copies = copies
@@ -160,7 +178,7 @@ class SimBatch:
             copy = self._copies[index]
             self.end(index, flow.nbytes, TransferError("the batch was cancelled", copy.request_id, copy.first_block))
 
-    def arrived(self, flow: Flow) -> None:
+    def arrived(self, flow: Underway) -> None:
         index = self.flows.pop(flow)
         self.end(index, flow.nbytes, self._transport.problem(self._copies[index]))
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from mcjax.backends.base import WorldInputs
 from mcjax.backends.sim.executor import SimExecutor
 from mcjax.backends.sim.links import LinkModel
+from mcjax.backends.sim.measured_world import MeasuredWorld
 from mcjax.backends.sim.transport import (
     SPINE,
     SimTransport,
@@ -21,6 +22,7 @@ from mcjax.backends.sim.transport import (
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
 from mcjax.cost.hardware import Hardware
+from mcjax.cost.measured import Measured
 from mcjax.cost.memory import kv_capacity_tokens
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.noisy import perturbed
@@ -159,8 +161,13 @@ def make_world(
     memory_share: float,
     noise: float,
     spine_bytes_per_s: float | None,
-) -> SimWorld:
-    """The simulated world of a run's config (`conf/backend/sim.yaml`)."""
+) -> SimWorld | MeasuredWorld:
+    """The simulated world of a run's config (`conf/backend/sim.yaml`); a measured cost brings its machine's sizes."""
+    if isinstance(inputs.cost, Measured):
+        if spine_bytes_per_s is not None:
+            problem = "a measured machine has no network between its nodes"
+            raise ConfigError("backend.spine_bytes_per_s", spine_bytes_per_s, problem, ["null"])
+        return MeasuredWorld(inputs, inputs.cost, noise)
     return SimWorld(
         inputs.model,
         inputs.hardware,

@@ -1,0 +1,1 @@
+"""`mcjax validate`: calibration of this machine, the same runs in both worlds, and what lies between them."""
