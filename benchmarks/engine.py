@@ -1,7 +1,8 @@
 """How fast the engine's kernels and model steps are on this machine: `python benchmarks/engine.py PART --out FOLDER`.
 
 `limits`: what memory and cores give. `decode`, `prefill`: a model step against transformers on torch (the `parity`
-extra). `attention`: one layer's attention against torch's. Figures go to FOLDER/results.json with their commands, a
+extra). `attention`: one layer's attention against torch's. `overhead`: what the serving engine adds to its steps.
+`throughput`: a chat workload against a loop of `generate`. Figures go to FOLDER/results.json with their commands, a
 plot beside it, progress to stderr, tables to stdout. A part that is run again replaces its figures.
 """
 
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import engine_attention
 import engine_limits
+import engine_overhead
 import engine_steps
+import engine_throughput
 from engine_tables import tables
 from measure import BenchmarkError, machine, say
 from simulator import positive, store, stored
@@ -26,6 +29,8 @@ PARTS = {
     "decode": engine_steps.decode,
     "prefill": engine_steps.prefill,
     "attention": engine_attention.run,
+    "overhead": engine_overhead.run,
+    "throughput": engine_throughput.run,
 }
 
 
@@ -38,6 +43,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, help="timed rounds of each contestant")
     parser.add_argument("--batches", type=positive, nargs="+", help="decode: sequences")
     parser.add_argument("--context", type=positive, default=128, help="decode: tokens that each sequence has")
+    parser.add_argument("--requests", type=positive, help="throughput: chats")
+    parser.add_argument("--serving-batch", type=positive, default=16, help="throughput: rows of the decode step")
     parser.add_argument("--prompts", type=positive, nargs="+", help="prefill: tokens of the prompt")
     options = parser.parse_args(arguments)
     unknown = [part for part in options.parts if part not in PARTS]

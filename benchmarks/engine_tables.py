@@ -10,6 +10,7 @@ from typing import Any
 def tables(results: dict[str, Any]) -> str:
     """Markdown, a section a part that has been measured."""
     parts = {"limits": _limits, "decode": _steps, "prefill": _steps, "attention": _attention}
+    parts |= {"overhead": _overhead, "throughput": _throughput}
     return "".join(
         f"## {name}\n\n`{results[name]['command']}`, load {results[name]['load']:.1f}\n\n{make(results[name])}\n"
         for name, make in parts.items()
@@ -113,3 +114,40 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [f"| {' | '.join(cells)} |", f"|{'---|' * len(cells)}"]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _overhead(part: dict[str, Any]) -> str:
+    head = ("model", "steps", "ms a step", "device", "dispatch", "Python", "between steps, median us", "longest us")
+    rows = [
+        (
+            row["model"],
+            str(row["steps"]),
+            f"{row['step_ms']:.2f}",
+            *(f"{row[key]:.1%}" for key in ("device_share", "dispatch_share", "python_share")),
+            f"{row['between_median_us']:,.0f}",
+            f"{row['between_longest_us']:,.0f}",
+        )
+        for row in part["rows"]
+    ]
+    profiles = [
+        f"\n{row['model']}, CPU of the event loop's thread:\n\n"
+        + _table(
+            ("function", "own ms", "calls"),
+            [(own["function"], f"{1e3 * own['own_s']:.1f}", str(own["calls"])) for own in row["profile"]],
+        )
+        for row in part["rows"]
+    ]
+    return _table(head, rows) + "".join(profiles)
+
+
+def _throughput(part: dict[str, Any]) -> str:
+    head = ("side", "seconds", "output tokens/s")
+    rows = [(name, f"{row['seconds']:.1f}", f"{row['output_tokens_per_s']:.1f}") for name, row in part["rows"].items()]
+    agreement = part["agreement"]
+    return (
+        f"{_table(head, rows)}\nmcjax 1m against generate: {part['ratio']:.2f} times in float32, "
+        f"{part['best_ratio']:.2f} with the best dtype of each. Of {part['requests']} requests {agreement['equal']} "
+        f"have the same tokens, {agreement['within_margin']} part where the two best logits are closer than "
+        f"{2 * agreement['tolerance']}, {agreement['beyond_margin']} elsewhere (largest gap "
+        f"{agreement['largest_gap']:.3f}).\n"
+    )

@@ -12,6 +12,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
 
   mcjax                             the demo: a real prefill and a real decode instance on this machine
   mcjax GROUP=OPTION key=value ...  any other run; -m sweeps over comma-separated values
+  mcjax chat model=smollm2          talk to a model in the terminal
   mcjax explain RUN REQUEST         one request's timeline, and what each of its decisions chose among
   mcjax replay RUN                  decide a run's decisions again from its own log
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
@@ -27,11 +28,12 @@ Cluster    cluster=1p1d|8p8d|16m|2p2d+1m
 Policies   sched/prefill=random|round_robin|least_loaded|cache_aware|kvcache_centric|custom
            sched/batching=prefill_first|chunked      sched/admission=none|early_rejection
            sched/decode, sched/fetch, sched/tenancy, sched/roles, kvpool/eviction, kvpool/watermark
-Traffic    workload=chat|synthetic    slo=relative|paper|none
-           workload=mooncake|azure|servegen|burstgpt|bailian|jsonl|weka|aiperf (workload.path=FILE)
+Traffic    workload=chat|synthetic|text    slo=relative|paper|none
+           workload=text|mooncake|azure|servegen|burstgpt|bailian|jsonl|weka|aiperf (workload.path=FILE)
            workload=slice|superposed|reblocked (made of others)
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
-           model=tiny|llama3-8b|llama3-70b|qwen3-32b|hugging_face    cost=auto|fitted|roofline|table|measured|...
+Models     model=tiny|smollm2|llama3-8b|llama3-70b|qwen3-32b|hugging_face
+           cost=auto|fitted|roofline|table|measured|aiconfigurator
 Tracking   track=files|wandb|none
 Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
 
@@ -45,6 +47,7 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 
 
 COMMANDS = {
+    "chat": "mcjax.app.chat",
     "replay": "mcjax.app.replay",
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",

@@ -110,6 +110,13 @@ class InstanceDown(McjaxError):
         self.instance = instance
 
 
+class Preempted(RequestError):
+    """Its pages were needed by somebody who came earlier: it is computed again. That is nobody's failure."""
+
+    def __init__(self, request_id: int, instance: str):
+        super().__init__(request_id, f"made room on {instance}")
+
+
 class PoolFull(McjaxError):
     """A pool cannot make room: what it holds is pinned, leased or reserved. The conductor decides what then."""
 

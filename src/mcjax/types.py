@@ -154,6 +154,8 @@ class Request:
     slo: SLO | None = None
     hints: tuple[CacheHint, ...] = ()
     accepts_lossy: bool = False
+    timeout_s: float | None = None
+    """It fails if it has not ended so long after it was submitted. None: as the service says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,16 @@ class RequestState(enum.StrEnum):
 
 
 @dataclass(slots=True, eq=False)
+class Branch:
+    """What came of output i > 0 of a request with `n > 1`."""
+
+    output: list[int] | None
+    output_tokens: int
+    finish_reason: str
+    logprobs: Logprobs | None
+
+
+@dataclass(slots=True, eq=False)
 class RequestRow:
     """One line of `requests.parquet`, filled in as the request goes its way and recorded once, when it ends."""
 
@@ -252,9 +264,17 @@ class RequestRow:
     first_token_ns: int = -1
     finish_ns: int = -1
     output_tokens: int = 0
+    """Of all outputs."""
+    finish_reason: str = ""
+    """Why output 0 ended: `stop` or `length`; empty if it did not."""
     token_ends_ns: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
-    """When each output token was there, in pieces, the first token first."""
+    """When each token of output 0 was there, in pieces, the first token first."""
     output: list[int] | None = None
+    """Tokens of output 0; None in worlds without token ids."""
+    logprobs: Logprobs | None = None
+    """Of output 0, where they were asked for."""
+    branches: list[Branch] = field(default_factory=list[Branch])
+    """Outputs 1, 2 ... of a request with `n > 1`."""
     slo_ttft_s: float = float("inf")
     slo_tbt_s: float = float("inf")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,8 @@ def test_padding_is_the_share_of_what_is_computed() -> None:
 def test_a_ladder_ends_with_the_largest_and_refuses_what_is_above() -> None:
     assert ladder("k", [64, 16], 128) == (16, 64, 128)
     assert ladder("k", [], 128) == (128,)
-    for wrong in ([0], [129], [2.5], [True]):
+    wrongs: list[Any] = [[0], [129], [2.5], [True]]
+    for wrong in wrongs:
         with pytest.raises(ConfigError, match=r"k=.*from 1 to 128"):
             ladder("k", wrong, 128)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from test_compilation import SHAPE, SIZES
 
-from conftest import Lab
 from mcjax.backends.jax.memory import Room, choose_pages
 from mcjax.backends.jax.world import JaxWorld
 from mcjax.errors import ConfigError
@@ -41,10 +40,10 @@ def test_weights_and_pages_are_what_the_executables_take(mesh: int) -> None:
 
 
 def test_a_mesh_divides_what_can_be_divided() -> None:
-    """The one key head of this model lies on both devices, so pages do; query heads and feed-forward are cut."""
+    """The one key head of this model lies on both devices: pages do, and with it what makes queries, keys and values."""
     alone, two = prepared(mesh=1).memory("p0"), prepared(mesh=2).memory("p0")
     assert two.pages_bytes == alone.pages_bytes
-    whole = 4 * (259 * 16 + 3 * 16 + 2 * 16 * 8 + 128 * 2 * 4)  # embedding, gains, keys and values, rotary
+    whole = 4 * (259 * 16 + 3 * 16 + 4 * 16 * 8 + 128 * 2 * 4)  # embedding, gains, queries with keys, rotary
     assert two.weights_bytes - whole == (alone.weights_bytes - whole) / 2
 
 
@@ -82,7 +81,7 @@ def test_without_a_limit_the_default_stands() -> None:
     assert choose_pages(7, 4, [], 0.9) == 7
 
 
-def test_pages_are_counted_on_each_device(lab: Lab) -> None:
+def test_pages_are_counted_on_each_device(lab: Any) -> None:
     import jax
 
     from mcjax.backends.jax.placement import Place

@@ -17,6 +17,7 @@ from mcjax.backends.sim.world import SimWorld
 from mcjax.cost import catalogue
 from mcjax.engine.cluster import Mechanisms, Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
+from mcjax.engine.decoder import Preemption
 from mcjax.engine.service import Service, Settings
 from mcjax.errors import DeadlineExceeded
 from mcjax.kvpool.eviction.lru import LRU
@@ -27,12 +28,13 @@ from mcjax.sched.base import Admission
 from mcjax.sched.batching.chunked import Chunked
 from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
+from mcjax.sched.output import Listener, sampling_of
 from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.roles.static import Static
 from mcjax.sched.state import PENDING_NS, LinkEstimate
 from mcjax.sched.tenancy.fifo import FIFO
-from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Script
+from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Script, Tokenizer
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
@@ -89,6 +91,7 @@ def service(
     batching_tokens: int,
     admission: Admission | None = None,
     slo: SLO = SLO(float("inf"), float("inf")),  # noqa: B008  (frozen)
+    tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> Service:
     mechanisms: Mechanisms = world
     return Service(
@@ -106,6 +109,7 @@ def service(
         settings,
         keeps_tokens,
         share_decoded=world.shares_decoded,
+        tokenizer=tokenizer,
     )
 
 
@@ -119,6 +123,9 @@ class CheckBench:
     max_steps: int | None = None
     attempts: int = 8
     headroom_tokens: int | None = None
+    preemption: Preemption = "swap"
+    timeout_s: float | None = None
+    tokenizer: Callable[[], Tokenizer] | None = None
     rows: Rows = field(default_factory=Rows)
     book: ScriptBook = field(default_factory=ScriptBook)
     world: CheckWorld = field(init=False)
@@ -131,13 +138,15 @@ class CheckBench:
             attempts=self.attempts,
             transfer_deadline_s=0.2,
             headroom_tokens=self.headroom_tokens,
+            preemption=self.preemption,
+            timeout_s=self.timeout_s,
             max_steps=self.max_steps,
             timing=Timing(lease_s=0.3, wait_s=1.0, detect_s=0.02),
         )
 
         async def body() -> None:
             async with aio.Scope("test") as scope:
-                made = service(scope, world, self.rows, settings, True, 6)
+                made = service(scope, world, self.rows, settings, True, 6, tokenizer=self.tokenizer)
                 made.start(parse_cluster(self.cluster))
                 scope.spawn(self._audit(made), "audit")
                 work = aio.spawn(scope.run(main(made)), "work")
@@ -166,17 +175,19 @@ class CheckBench:
             await aio.sleep_ns(MS)
             made.cluster.check_integrity()
 
-    def request(self, request_id: int, prompt: Sequence[int], output_tokens: int, max_tokens: int = 12) -> Request:
+    def request(
+        self, request_id: int, prompt: Sequence[int], output_tokens: int, max_tokens: int = 12, **values: Any
+    ) -> Request:
         """A request, whose hidden future goes into the book."""
         tokens = np.array(prompt, np.int32)
         self.book.put(request_id, Script(output_tokens))
-        return Request(request_id, 0, len(tokens), max_tokens, tokens=tokens)
+        return Request(request_id, 0, len(tokens), max_tokens, tokens=tokens, **values)
 
 
-def expected(request: Request, output_tokens: int) -> list[int]:
+def expected(request: Request, output_tokens: int, output: int = 0) -> list[int]:
     """What the checking world must produce."""
     assert request.tokens is not None
-    return reference(request.tokens, output_tokens)
+    return reference(request.tokens, output_tokens, sampling_of(request.sampling, output))
 
 
 def simulate(
@@ -190,6 +201,8 @@ def simulate(
     admission: Admission | None = None,
     slo: SLO = SLO(float("inf"), float("inf")),  # noqa: B008  (frozen)
     patience_s: Mapping[int, float] | None = None,
+    preemption: Preemption = "swap",
+    listener: Listener | None = None,
 ) -> Rows:
     """Play a workload on LLaMA3-70B instances of the simulated world, and keep every row.
 
@@ -207,7 +220,7 @@ def simulate(
         memory_share=memory_share,
         pool_bytes=pool_bytes,
     )
-    settings = Settings(max_steps=max_steps, headroom_tokens=headroom_tokens)
+    settings = Settings(max_steps=max_steps, headroom_tokens=headroom_tokens, preemption=preemption)
 
     async def body() -> None:
         async with aio.Scope("test") as scope:
@@ -215,7 +228,7 @@ def simulate(
             made.start(parse_cluster(cluster))
 
             async def submit(turn: Any) -> Answer:
-                ticket = made.frontend.submit(turn.request)
+                ticket = made.frontend.submit(turn.request, listener)
                 patience = (patience_s or {}).get(turn.request.request_id)
                 if patience is not None:
                     aio.clock().call_at_ns(aio.now_ns() + round(patience * NS_PER_S), ticket.cancel)

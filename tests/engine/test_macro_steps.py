@@ -11,6 +11,7 @@ from engine_fixtures import Rows, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mcjax.engine.decoder import Preemption
 from mcjax.sched.admission.early_rejection import EarlyRejection
 from mcjax.types import SLO
 from mcjax.workload.synthetic import Synthetic
@@ -78,6 +79,7 @@ def test_estimates_do_not_depend_on_macro_steps(cluster: str, seed: int, rate_pe
     st.sampled_from([None, 2_000_000_000]),
     st.sampled_from([None, SLO(1.0, 0.05), SLO(4.0, 0.2)]),
     st.dictionaries(st.integers(0, 19).map(lambda session: 1000 * session), st.floats(0.0, 6.0), max_size=6),
+    st.sampled_from(["swap", "recompute"]),
 )
 def test_macro_steps_change_nothing_whatever_happens(
     cluster: str,
@@ -88,6 +90,7 @@ def test_macro_steps_change_nothing_whatever_happens(
     pool_bytes: int | None,
     slo: SLO | None,
     patience_s: dict[int, float],
+    preemption: Preemption,
 ) -> None:
     """Preemption, swap, prompts computed again, chunks that ride along, rejections, cancels, early ends."""
 
@@ -113,6 +116,7 @@ def test_macro_steps_change_nothing_whatever_happens(
             None if slo is None else EarlyRejection(),
             slo or SLO(float("inf"), float("inf")),
             patience_s,
+            preemption,
         )
 
     free, single = play(None), play(1)

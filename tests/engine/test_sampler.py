@@ -56,7 +56,7 @@ def test_a_run_that_does_not_get_on_is_given_up_with_a_list_of_who_waits() -> No
         service.frontend.submit(bench.request(7, range(1, 30), 9))
         await Sampler(service, NullRecorder(), 0.5, 3.0, who_waits=lambda: "p0 waits").run()
 
-    async def never(plan: object, max_steps: int) -> None:
+    async def never(plan: object, max_steps: int, on_step: object) -> None:
         await aio.sleep_ns(1000 * NS_PER_S)
 
     with pytest.raises(Deadlock, match=r"no request has ended for 3 s; requests \[7\] are running\np0 waits"):

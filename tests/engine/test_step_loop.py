@@ -20,6 +20,7 @@ from mcjax.engine.sequence import End, Sequence
 from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, InstanceDown, McjaxError, TransferError
 from mcjax.sched.base import Batch, Batching
 from mcjax.sched.batching.chunked import Chunked
+from mcjax.sched.batching.decode_first import DecodeFirst
 from mcjax.sched.batching.prefill_first import PrefillFirst
 from mcjax.sched.tenancy.fifo import FIFO
 from mcjax.sched.tenancy.priority import Priority
@@ -107,7 +108,12 @@ class Bench:
         request = Request(request_id, 0, context, limit)
         item = StepItem(request_id, Kind.DECODE, context, 1, [0] * 100, Sampling(), generated=1)
         made = Sequence(request, item, asyncio.get_running_loop().create_future(), limit=limit)
-        made.on_tokens = lambda first, tokens, ends_ns: self.told.append((request_id, first, ends_ns.tolist()))
+
+        def on_tokens(first: int, tokens: Any, ends_ns: np.ndarray, logprobs: Any) -> bool:
+            self.told.append((request_id, first, ends_ns.tolist()))
+            return False
+
+        made.on_tokens = on_tokens
         return made
 
 
@@ -133,7 +139,7 @@ def test_a_prompt_is_computed_chunk_by_chunk_and_only_the_last_one_samples() -> 
     async def main(bench: Bench) -> None:
         prompt = bench.prompt(1, 20, start=3)
         bench.loop.add_prefill(prompt)
-        assert await prompt.done == End(0, 3 * STEP, False)
+        assert await prompt.done == End(0, 3 * STEP)
 
     bench = play(Bench, main)
     assert [items for _, items, _ in bench.executor.plans] == [
@@ -187,8 +193,8 @@ def test_a_bound_on_macro_steps_changes_no_time(max_steps: int | None) -> None:
             bench.loop.add_decode(sequence)
         first, second = await all_done(both)
         assert (first.end_ns, second.end_ns) == (6 * STEP, 4 * STEP)
-        assert first.output_ended
-        assert second.output_ended
+        assert first.finish_reason == "length"
+        assert second.finish_reason == "stop"
 
     assert max(play(lambda: Bench(max_steps=max_steps), main).executor.steps) == (max_steps or 4)
 
@@ -222,6 +228,34 @@ def test_a_prompt_stops_decodes_or_rides_with_them() -> None:
         [(2, "prefill", start, 4), (1, "decode", 11 + step, 1)] for step, start in enumerate((0, 4, 8, 12))
     ]
     assert all(steps == 1 for _, items, steps in together.executor.plans if len(items) == 2)
+
+
+def test_a_step_is_filled_with_the_chunks_of_several_prompts_in_the_order_that_tenancy_wants() -> None:
+    async def main(bench: Bench) -> None:
+        decode = bench.decode(1, 10, limit=8)
+        bench.loop.add_decode(decode)
+        await aio.sleep_ns(STEP // 2)
+        prompts = [bench.prompt(2, 3), bench.prompt(3, 20, priority=1), bench.prompt(4, 4, priority=2)]
+        for prompt in prompts:
+            bench.loop.add_prefill(prompt)
+        await all_done([decode, *prompts])
+
+    plans = [items for _, items, _ in play(lambda: Bench(Chunked(11), tenancy=Priority()), main).executor.plans]
+    shares = [[(item[0], item[3]) for item in items] for items in plans]
+    assert shares[1:5] == [[(4, 4), (3, 6), (1, 1)], [(3, 8), (2, 2), (1, 1)], [(3, 6), (2, 1), (1, 1)], [(1, 1)]]
+
+
+def test_decode_first_lets_a_prompt_in_between() -> None:
+    async def main(bench: Bench) -> None:
+        decode = bench.decode(1, 10, limit=9)
+        bench.loop.add_decode(decode)
+        await aio.sleep_ns(STEP // 2)
+        prompt = bench.prompt(2, 16)
+        bench.loop.add_prefill(prompt)
+        await all_done([decode, prompt])
+
+    plans = [items for _, items, _ in play(lambda: Bench(DecodeFirst(3)), main).executor.plans]
+    assert [items[0][0] for items in plans] == [1, 1, 1, 1, 2, 1, 1, 1, 2, 1]
 
 
 def test_more_sequences_than_the_batch_holds_wait_their_turn() -> None:
@@ -366,7 +400,7 @@ def test_an_executor_that_breaks_ends_the_run_and_nobody_hangs() -> None:
     """Not one of our errors: the loop cannot go on. Who leaves because of it must not wait for the broken step."""
 
     async def main(bench: Bench) -> None:
-        async def broken(plan: StepPlan, max_steps: int) -> Progress:
+        async def broken(plan: StepPlan, max_steps: int, on_step: object) -> Progress:
             await aio.sleep_ns(STEP)
             raise ZeroDivisionError("a bug")
 

@@ -15,9 +15,11 @@ from mcjax import aio
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.errors import (
     BlockCorrupt,
+    ExecutorFailed,
     InstanceDown,
     LeaseLost,
     PoolFull,
+    Preempted,
     RecordMismatch,
     Rejected,
     RequestFailed,
@@ -36,7 +38,8 @@ from mcjax.sched.base import Admission, PrefillChoice
 from mcjax.sched.conductor import RETRYABLE, Conductor
 from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
-from mcjax.sched.job import CompletionRecord, Job, Placement
+from mcjax.sched.job import CompletionRecord, Job, Placement, SamplerState
+from mcjax.sched.output import Output
 from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.reports import ReportBus
@@ -53,6 +56,7 @@ PROBLEMS: list[Callable[[], Exception]] = [
     lambda: BlockCorrupt("checksum differs"),
     lambda: LeaseLost("node", 1),
     lambda: InstanceDown("p0"),
+    lambda: ExecutorFailed("MemoryError: no room"),
     lambda: PoolFull("node", 3, 0),
     lambda: RecordMismatch(1, "of another request"),
 ]
@@ -102,11 +106,12 @@ class Fake:
         try:
             pin, tail = pool.pin(job.request_id, ()), pool.reserve(job.request_id, 1)
             await self.on_prefill(job)
-            job.emit(0, None, np.array([aio.now_ns()], np.int64))
+            job.first.emit(0, None, np.array([aio.now_ns()], np.int64))
             handed_over = True
-            return CompletionRecord(
-                job.request_id, (), (), job.request.prompt_tokens, None, self.ends_output, pin, tail
-            )
+            if self.ends_output:
+                job.first.end("stop")
+            sampler = SamplerState(0, job.request.prompt_tokens + 1, 1, None)
+            return CompletionRecord(job.request_id, (), (), job.request.prompt_tokens, sampler, pin, tail)
         finally:
             self.inside -= 1
             if not handed_over:
@@ -119,7 +124,7 @@ class Fake:
         self.inside += 1
         try:
             await self.on_decode(job)
-            job.emit(1, None, np.array([aio.now_ns()], np.int64))
+            job.first.emit(1, None, np.array([aio.now_ns()], np.int64))
         finally:
             self.inside -= 1
 
@@ -128,7 +133,7 @@ class Fake:
         self.inside += 1
         try:
             await self.on_prefill(job)
-            job.emit(0, None, np.array([aio.now_ns()], np.int64))
+            job.first.emit(0, None, np.array([aio.now_ns()], np.int64))
         finally:
             self.inside -= 1
 
@@ -173,7 +178,7 @@ class House:
     def job(self, request_id: int = 1, slo: SLO | None = None) -> Job:
         asked = request(1000, request_id)
         slo = slo or SLO(float("inf"), float("inf"))
-        return Job(asked, (), slo, RequestRow(asked), None)
+        return Job(asked, (), slo, RequestRow(asked), [Output.of(asked, 0, keeps_tokens=False)])
 
     def check_empty(self) -> None:
         """Nobody is inside, nothing is held, nothing is pending."""
@@ -221,6 +226,46 @@ def test_a_failure_of_a_place_is_tried_again(problem: Callable[[], Exception], s
             type(problem()).__name__,
             "completed",
         ]
+        house.check_empty()
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("stage", ["decode", "mixed"])
+def test_making_room_is_no_failed_attempt(stage: str) -> None:
+    """However often: it is placed again at once, and admission is not asked again as if it arrived."""
+
+    async def main() -> None:
+        house = House(attempts=1).open(*(["m0"] if stage == "mixed" else ["d0", "p0"]))
+        work = failing(5, lambda: Preempted(1, "d0"))
+        if stage == "decode":
+            house.instances["d0"].on_decode = work
+        else:
+            house.instances["m0"].on_prefill = work
+        job = house.job()
+        await house.conductor.serve(job)
+        assert job.row.attempts == 6
+        assert not house.log.retries
+        assert aio.now_ns() <= 12 * MS, "no pause"
+        house.check_empty()
+
+    virtual(main)
+
+
+def test_a_job_lost_after_its_last_token_is_complete() -> None:
+    """What was lost can only have been the writing back."""
+
+    async def main() -> None:
+        house = House().open("d0", "p0")
+
+        async def end(job: Job) -> None:
+            job.first.end("length")
+            raise TransferError("lost")
+
+        house.instances["d0"].on_decode = end
+        job = house.job()
+        await house.conductor.serve(job)
+        assert house.instances["p0"].calls == 1
         house.check_empty()
 
     virtual(main)
@@ -339,7 +384,7 @@ def test_a_record_that_arrives_in_the_instant_of_the_cancel_is_released() -> Non
         def go_away(tokens: object, ends_ns: object) -> None:
             task.cancel()
 
-        job.listener = go_away
+        job.first.listener = go_away
         task = aio.spawn(house.conductor.serve(job), "serve")
         await aio.sleep_ns(5 * MS)
         assert task.cancelled()

@@ -23,6 +23,7 @@ import mcjax.sched
 from mcjax.errors import ConfigError
 from mcjax.sched.base import Admit, Batch, Expectation, Recompute, Reject, Replica, Stage
 from mcjax.sched.batching.chunked import Chunked
+from mcjax.sched.batching.decode_first import DecodeFirst
 from mcjax.sched.batching.prefill_first import PrefillFirst
 from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
@@ -199,12 +200,40 @@ def test_priority_is_strict_and_fair_among_equals() -> None:
 def test_prefill_first_and_chunked_differ_in_whether_decodes_wait() -> None:
     assert PrefillFirst().choose([100, 5], 3, 64) == Batch(((0, 64),), decode=False)
     assert Chunked(32).choose([100, 5], 3, 64) == Batch(((0, 29),), decode=True)
+    assert Chunked(32).choose([10, 5, 40, 8], 3, 64) == Batch(((0, 10), (1, 5), (2, 14)), decode=True)
+    assert Chunked(32).choose([70, 5], 0, 16) == Batch(((0, 16), (1, 5)), decode=False)
     assert Chunked(32).choose([100], 99, 64) == Batch(((0, 1),), decode=True), "a full batch cannot starve a prompt"
 
 
-@pytest.mark.parametrize("make", [lambda: Chunked(0), lambda: Chunked(-3)])
+def test_decode_first_keeps_prompts_waiting_within_a_bound() -> None:
+    strategy = DecodeFirst(patience_steps=3, least_batch=2)
+    decode, chunk = Batch((), decode=True), Batch(((0, 64),), decode=False)
+    assert [strategy.choose([100, 5], 2, 64) for _ in range(9)] == [decode] * 3 + [chunk] + [decode] * 3 + [
+        chunk,
+        decode,
+    ]
+    assert strategy.choose([100, 5], 1, 64) == chunk, "the batch has room"
+    assert strategy.choose([100, 5], 0, 64) == chunk
+    assert [strategy.choose([100], 2, 64) for _ in range(4)] == [decode] * 3 + [chunk], (
+        "who joins starts the count anew"
+    )
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6), st.integers(0, 40), st.integers(1, 64), st.integers(1, 80))
+def test_a_token_budget_is_kept_and_used(waiting: list[int], decoding: int, chunk: int, budget: int) -> None:
+    batch = Chunked(budget).choose(waiting, decoding, chunk)
+    used = sum(tokens for _, tokens in batch.chunks)
+    assert [index for index, _ in batch.chunks] == list(range(len(batch.chunks)))
+    assert all(1 <= tokens <= min(chunk, waiting[index]) for index, tokens in batch.chunks)
+    assert used + decoding <= max(budget, decoding + 1)
+    assert used == min(max(1, budget - decoding), sum(min(tokens, chunk) for tokens in waiting))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Chunked(0), lambda: Chunked(-3), lambda: DecodeFirst(0), lambda: DecodeFirst(1, 0)]
+)
 def test_a_value_that_cannot_work_is_refused_by_name(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match=r"sched\.batching\.token_budget"):
+    with pytest.raises(ConfigError, match=r"sched\.batching\.(token_budget|patience_steps|least_batch)"):
         make()
 
 

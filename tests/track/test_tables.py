@@ -18,7 +18,7 @@ from mcjax.errors import RunError
 from mcjax.track import tables as files
 from mcjax.track.digest import digest
 
-KNOWN_DIGEST = "2553d7c213b01776364abbfbfa29be2beddfb9a91fc03e4c052a9995086391d6"
+KNOWN_DIGEST = "57981b07039e23ea055265ae7aa1dff60fc9e898374fc5733038e8515d5e1fb9"
 
 
 def test_tables_have_the_declared_columns() -> None:
@@ -33,7 +33,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert not (tmp_path / "outcomes.parquet").exists()
     for name in files.DIGESTED:
         back = files.read(name, tmp_path)
-        assert back.schema.metadata[b"mcjax_schema"] == b"2"
+        assert back.schema.metadata[b"mcjax_schema"] == b"3"
         assert back.schema.equals(tables[name].schema)
         assert str(back.to_pylist()) == str(tables[name].to_pylist())  # text, since NaN differs from itself
 
@@ -152,7 +152,7 @@ def test_other_versions_and_damage_are_named(tmp_path: Path) -> None:
     pq.write_table(tables["events"].replace_schema_metadata({}), path)
     with pytest.raises(RunError, match=r"schema version none"):
         files.read("events", tmp_path)
-    pq.write_table(tables["events"].drop(["kind"]).replace_schema_metadata({b"mcjax_schema": b"2"}), path)
+    pq.write_table(tables["events"].drop(["kind"]).replace_schema_metadata({b"mcjax_schema": b"3"}), path)
     with pytest.raises(RunError, match="lacks the columns kind"):
         files.read("events", tmp_path)
     path.write_bytes(path.read_bytes()[:-20])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 import mcjax
 from mcjax.errors import ConfigError
-from mcjax.types import Tokens
+from mcjax.types import Tokenizer, Tokens
 from mcjax.workload.azure import Azure
 from mcjax.workload.bailian import Bailian
 from mcjax.workload.base import Turn, Workload
@@ -166,7 +166,7 @@ class Words:
 
 
 def test_chat_counts_in_the_tokens_of_its_tokenizer() -> None:
-    for turn in flat(Chat(1, tokenizer=Words())):
+    for turn in flat(Chat(1, tokenizer=cast("Tokenizer", Words()))):
         assert 64 <= turn.script.output_tokens <= 96
         assert turn.script.tokens is not None
         assert len(turn.script.tokens) == turn.script.output_tokens

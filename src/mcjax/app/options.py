@@ -21,6 +21,7 @@ WHOLE_NUMBERS: Mapping[str, int] = {
     "backend.max_context_tokens": 1,
     "backend.pages": 1,
     "backend.memory_bytes": 1,
+    "backend.fused_steps": 1,
     "backend.pool_blocks": 1,
     "backend.schedules": 1,
 }
@@ -33,6 +34,7 @@ SECONDS: Mapping[str, bool] = {
     "engine.lease_s": True,
     "engine.wait_s": False,
     "engine.detect_s": False,
+    "engine.timeout_s": True,
     "engine.stall_s": True,
 }
 """Durations, and whether they must be more than 0."""
@@ -42,6 +44,7 @@ NULLABLE = (
     "verify",
     "engine.max_steps",
     "engine.headroom_tokens",
+    "engine.timeout_s",
     "kvpool.block_tokens",
     "kvpool.dram_bytes",
     "backend.pages",

@@ -26,17 +26,20 @@ from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
-from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
+from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
+from mcjax.app.sample import uncached_tokens
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.tokenizers import give_tokenizer
-from mcjax.app.verify import SamePrompts, prove
+from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.base import World, WorldInputs
+from mcjax.backends.jax.numerics import common_mesh
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError, McjaxError, RunError, UserError, VerificationError
 from mcjax.kvpool.keys import KeyTable, Salts
+from mcjax.models.tokenizer import tokenizer_for
 from mcjax.sched.placement import Strategies
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
@@ -94,7 +97,7 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
 
 def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
-    plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    plain = plain_of(config)
     plain["plugins"] = plugins.names()
     check_numbers(plain)
     check_together(plain)
@@ -135,7 +138,7 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
             result = performance.run()
             wall_s = time.monotonic() - began_s
             if not result.interrupted and _wants_verification(config, workload):
-                progress.stage("verifying against the colocated engine")
+                progress.stage("verifying against the reference engine")
                 verified = _verify(config, result, recorder)
                 result.interrupted = verified is None
             failure = "interrupted" if result.interrupted else ""
@@ -151,6 +154,11 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
             ended_by.add_note(f"what there was is kept in {kept.directory}")
         raise ended_by
     return kept
+
+
+def plain_of(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain values."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 def build(
@@ -187,7 +195,7 @@ def build(
         seed=config.seed,
         recorder=recorder,
         roles=[role for _, role in all_instances(instances, changes)],
-        prompt_tokens=lambda: prompt_lengths(workload),
+        uncached_tokens=lambda: uncached_tokens(workload, block_tokens),
         attention=config.kernels.attention,
     )
     return Rehearsal(
@@ -203,6 +211,7 @@ def build(
         table=table,
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
+        tokenizer=partial(tokenizer_for, model) if config.backend.name == "jax" else None,
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,
@@ -279,7 +288,9 @@ def _settings(config: DictConfig) -> Settings:
         transfer_deadline_s=config.transfer.deadline_s,
         transfer_attempts=config.transfer.attempts,
         headroom_tokens=engine.headroom_tokens,
+        preemption=engine.preemption,
         max_steps=engine.max_steps,
+        timeout_s=engine.timeout_s,
         timing=Timing(engine.lease_s, engine.wait_s, engine.detect_s),
     )
 
@@ -307,18 +318,31 @@ def _wants_verification(config: DictConfig, workload: Workload) -> bool:
 
 
 def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict[str, Any] | None:
-    """Serve the same prompts on one colocated instance and compare. Raises `VerificationError`."""
+    """Serve the same prompts on one colocated instance and compare; or, where the run may differ from that by rounding,
+    have the reference engine judge its tokens. Raises `VerificationError`."""
+    instances = parse_cluster(_plain(config.cluster))
+    roles = [role for _, role in all_instances(instances, read_changes(_plain(config.cluster_changes), instances))]
+    disaggregated = any(spec.role is Role.PREFILL for spec in instances)
+    mesh = common_mesh(config.backend.numerics, _plain(config.backend.mesh), roles)
     colocated = copy.deepcopy(config)
-    colocated.cluster, colocated.cluster_changes = "1m", []
+    colocated.cluster, colocated.cluster_changes, colocated.backend.mesh = "1m", [], mesh or 1
+    events = recorder.tables()["events"]
 
-    def play(prompts: SamePrompts) -> Result:
+    def rehearse(prompts: SamePrompts) -> Rehearsal:
         table = KeyTable()
         again = TableRecorder(table.key, "lean")
-        rehearsal = build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
-        return Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None, to_verify=True).run()
+        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
 
-    disaggregated = any(spec.role is Role.PREFILL for spec in parse_cluster(_plain(config.cluster)))
-    verified = prove(result, recorder.tables()["events"], disaggregated, play)
+    def play(prompts: SamePrompts) -> Result:
+        performance = Performance(
+            rehearse(prompts), console.NullProgress(), lambda now_ns, figures: None, to_verify=True
+        )
+        return performance.run()
+
+    if mesh is None:
+        world = cast("Any", rehearse(SamePrompts([])).world)
+        return asdict(within_margin(result, events, disaggregated, world.reference(), world.tolerance))
+    verified = prove(result, events, disaggregated, play)
     return None if verified is None else asdict(verified)
 
 

@@ -20,12 +20,9 @@ from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.sched.placement import Strategies
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.console import Figures, ProgressDisplay
-from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role
+from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Tokenizer
 from mcjax.workload.base import Turn, Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
-
-SAMPLED_PROMPTS = 256
-"""How many prompts are looked at before a run, where the world asks."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +88,6 @@ def all_instances(instances: Sequence[InstanceSpec], changes: Sequence[Change]) 
     return there + [(name, change.join) for change, name in later if change.join is not None]
 
 
-def prompt_lengths(workload: Workload, most: int = SAMPLED_PROMPTS) -> list[int]:
-    """Tokens of the first prompts of a workload, each session played by its script up to its end."""
-    lengths: list[int] = []
-    for session in workload.sessions():
-        while len(lengths) < most and (turn := session.next_turn(None)) is not None:
-            lengths.append(turn.request.prompt_tokens)
-        if len(lengths) == most:
-            break
-    return lengths
-
-
 @dataclass(slots=True)
 class Rehearsal:
     """Everything a run needs, made from its config (`app.build`)."""
@@ -118,6 +104,8 @@ class Rehearsal:
     table: KeyTable
     recorder: Recorder
     policy_rng: np.random.Generator
+    tokenizer: Callable[[], Tokenizer] | None = None
+    """What text its outputs stand for, where somebody asks."""
     changes: Sequence[Change] = ()
     sample_period_s: float = 1.0
     stall_s: float = 3600.0
@@ -135,6 +123,28 @@ class Result:
     """The user stopped it."""
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the world says of itself, for the summary."""
+
+
+def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
+    """The service of a rehearsed run, whose world is prepared. It lives as long as `scope`."""
+    cost = r.world.cost()
+    return Service(
+        scope,
+        r.world,
+        r.world.transports(),
+        cost,
+        LinkEstimate(*r.world.link()),
+        BlockNamer(r.world.kv_format(), r.salts, r.table),
+        r.strategies,
+        r.policies,
+        lambda request: r.slo.bounds(request, cost),
+        r.policy_rng,
+        r.recorder,
+        r.settings,
+        r.world.keeps_tokens,
+        r.world.shares_decoded,
+        r.tokenizer,
+    )
 
 
 class Performance:
@@ -171,7 +181,7 @@ class Performance:
         await r.world.prepare(all_instances(r.instances, r.changes), self._progress.stage)
         try:
             async with aio.Scope("run") as scope:
-                service = self._service(scope)
+                service = service_of(r, scope)
                 aio.start_of_run()
                 service.start(r.instances)
                 aio.start_of_run()  # weights, programs and memory are there: time begins
@@ -187,26 +197,6 @@ class Performance:
         finally:
             self.result.duration_ns = self.result.duration_ns or aio.now_ns()
             await r.world.close()
-
-    def _service(self, scope: aio.Scope) -> Service:
-        r = self._r
-        cost = r.world.cost()
-        return Service(
-            scope,
-            r.world,
-            r.world.transports(),
-            cost,
-            LinkEstimate(*r.world.link()),
-            BlockNamer(r.world.kv_format(), r.salts, r.table),
-            r.strategies,
-            r.policies,
-            lambda request: r.slo.bounds(request, cost),
-            r.policy_rng,
-            r.recorder,
-            r.settings,
-            r.world.keeps_tokens,
-            r.world.shares_decoded,
-        )
 
     async def _drive(self, service: Service) -> None:
         async def submit(turn: Turn) -> Answer:

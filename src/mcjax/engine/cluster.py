@@ -11,6 +11,7 @@ from mcjax import aio
 from mcjax.engine.base import InstanceParts
 from mcjax.engine.cluster_spec import InstanceSpec
 from mcjax.engine.decode import DecodeInstance
+from mcjax.engine.decoder import DecodeSettings
 from mcjax.engine.instance import Instance
 from mcjax.engine.mixed import MixedInstance
 from mcjax.engine.node import Node
@@ -73,9 +74,8 @@ class Cluster:
         policies: Policies,
         recorder: Recorder,
         timing: Timing,
-        share_decoded: bool,
+        decoding: DecodeSettings,
         scope: aio.Scope,
-        headroom_tokens: int | None = None,
         max_steps: int | None = None,
     ):
         self.instances: dict[str, Instance] = {}
@@ -89,9 +89,8 @@ class Cluster:
         self._policies = policies
         self._recorder = recorder
         self._timing = timing
-        self._share_decoded = share_decoded
+        self._decoding = decoding
         self._scope = scope
-        self._headroom_tokens = headroom_tokens
         self._max_steps = max_steps
 
     def join(self, spec: InstanceSpec) -> Instance:
@@ -113,8 +112,7 @@ class Cluster:
             self._recorder,
             batching,
             self._policies.tenancy(),
-            self._share_decoded,
-            self._headroom_tokens,
+            self._decoding,
             self._max_steps,
         )
         capacity = instance.capacity

@@ -23,10 +23,9 @@ class DecodeInstance(Instance):
         pages: list[int] = []
         try:
             self._verify(job, record)
-            pages = await self.pages.take(self.pages_to_decode(job))
+            pages = await self.pages.take(self.decoder.pages_to_begin(job))
             await self._load(job, record, pages)
-            await self.generate(job, pages, record.first_token)
-            await self.write_back(job, pages)
+            await self.decoder.generate(job, pages, record.sampler)
         finally:
             self.pages.give_back(pages)
             self.done(0)
@@ -38,6 +37,12 @@ class DecodeInstance(Instance):
         tail = request.prompt_tokens - len(record.blocks) * self.capacity.page_tokens
         if len(record.pin) != len(record.blocks) or len(record.tail) != (tail > 0):
             raise RecordMismatch(request.request_id, f"{len(record.pin)} of {len(record.blocks)} blocks are here")
+        sampler, output = record.sampler, job.first
+        expected = (request.sampling.seed, request.prompt_tokens + output.produced, output.produced)
+        if (sampler.seed, sampler.position, sampler.produced) != expected:
+            raise RecordMismatch(request.request_id, f"its sampler is at {sampler.position} of seed {sampler.seed}")
+        if output.tokens and sampler.first_token != output.tokens[0]:
+            raise RecordMismatch(request.request_id, f"its first token is {sampler.first_token}, not the client's")
         self.node.adopt(record.pin)
         self.node.adopt(record.tail)
 

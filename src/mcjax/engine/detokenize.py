@@ -21,9 +21,10 @@ class TextStream:
     Args:
         tokenizer: whose tokens they are.
         stop_strings: none of them empty (`ValueError`).
+        min_tokens: a stop string that is complete before so many tokens is text like any other.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), min_tokens: int = 0):
         if not all(stop_strings):
             raise ValueError("an empty stop string would stop before the first character")
         self.stop: str | None = None
@@ -32,6 +33,7 @@ class TextStream:
         """Of how many pushed tokens the last one completed it. Tokens after that are not looked at."""
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
+        self._min_tokens = min_tokens
         self._longest = max(map(len, self._stops), default=0)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -59,13 +61,15 @@ class TextStream:
         """What of the held text and `text` can be let go."""
         if not text:
             return ""
+        looked_at = len(self._held)
         text, self._held = self._held + text, ""
-        starts = ((text.find(stop), stop) for stop in self._stops)
-        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-        if found:
-            _, start, self.stop = min(found)
-            self.stopped_after = self._pushed
-            return text[:start]
+        if self._pushed >= self._min_tokens:
+            starts = ((text.find(stop, max(0, looked_at - len(stop) + 1)), stop) for stop in self._stops)
+            found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+            if found:
+                _, start, self.stop = min(found)
+                self.stopped_after = self._pushed
+                return text[:start]
         for size in range(min(len(text), self._longest - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 self._held = text[-size:]

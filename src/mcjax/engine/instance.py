@@ -10,21 +10,22 @@ import numpy as np
 
 from mcjax import aio
 from mcjax.engine.base import Executor, Kind, StepItem
+from mcjax.engine.decoder import Decoder, DecodeSettings
 from mcjax.engine.loop import StepLoop
 from mcjax.engine.node import Node
 from mcjax.engine.prefix import Pages, PrefixFetcher, load
 from mcjax.engine.sequence import End, Sequence
 from mcjax.engine.stream import BlockStream, Piece
-from mcjax.errors import InstanceDown, PoolFull, RequestTooLarge, TransferError
+from mcjax.errors import InstanceDown
 from mcjax.kvpool.base import BlockStore
-from mcjax.kvpool.holds import Pin, Reservation
+from mcjax.kvpool.holds import Pin
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.base import Batching, Tenancy
 from mcjax.sched.conductor import Conductor
-from mcjax.sched.job import Job, Placement
+from mcjax.sched.job import Job, Placement, SamplerState
+from mcjax.sched.output import LENGTH
 from mcjax.sched.reports import ReportBus
-from mcjax.transfer.base import Copy
-from mcjax.types import Recorder, Role, Tokens
+from mcjax.types import Recorder, Role
 
 
 class Instance:
@@ -45,8 +46,7 @@ class Instance:
         recorder: Recorder,
         batching: Batching,
         tenancy: Tenancy,
-        share_decoded: bool,
-        headroom_tokens: int | None = None,
+        settings: DecodeSettings,
         max_steps: int | None = None,
     ):
         self.name = name
@@ -62,13 +62,11 @@ class Instance:
         self.jobs = 0
         """Jobs in the house."""
         self._accepted = 0
-        self._decoded = 0
         self._queue_ns = 0
         self._bus = bus
-        self._recorder = recorder
-        self._namer = namer
-        self._share_decoded = share_decoded
-        self._headroom_tokens = headroom_tokens
+        self.decoder = Decoder(
+            name, node, self.loop, self.pages, self.capacity, namer, recorder, settings, self.publish
+        )
         self._fetcher = PrefixFetcher(node, nodes, conductor, recorder)
         self.publish()
 
@@ -105,24 +103,6 @@ class Instance:
 
     # Pieces of the procedures
 
-    def pages_for(self, job: Job, tokens: int) -> int:
-        """Pages that `tokens` need. Raises `RequestTooLarge` if the instance could never hold them."""
-        capacity = self.capacity
-        count = -(-tokens // capacity.page_tokens)
-        if tokens > capacity.max_context_tokens or count > capacity.pages:
-            limit = min(capacity.max_context_tokens, capacity.pages * capacity.page_tokens)
-            raise RequestTooLarge(job.request_id, f"needs {tokens} tokens of context, {self.name} holds {limit}")
-        return count
-
-    def pages_to_decode(self, job: Job) -> int:
-        """Pages to begin decoding with: prompt and headroom. Raises `RequestTooLarge` if the output could never fit."""
-        request = job.request
-        whole = self.pages_for(job, request.prompt_tokens + request.max_tokens)
-        if self._headroom_tokens is None:
-            return whole
-        ahead = max(self._headroom_tokens, job.produced)
-        return min(whole, self.pages_for(job, request.prompt_tokens + max(1, ahead)))
-
     async def load_prefix(self, job: Job, pin: Pin, pages: list[int]) -> int:
         """Load the pinned prefix into pages; returns the position from which to compute (the last token always is)."""
         if len(pin):
@@ -143,7 +123,7 @@ class Instance:
         tasks: PySequence[asyncio.Task[None]],
         placement: Placement,
         store_tail: bool,
-    ) -> End:
+    ) -> SamplerState:
         """Compute the prompt from `start`; blocks beyond `cached_blocks` go into `stream` chunk by chunk.
 
         A prompt whose prefix took time to fetch keeps its place (`placement.order`) among those that wait.
@@ -155,6 +135,7 @@ class Instance:
         full = len(job.blocks)
         sent = cached_blocks
         item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
+        item.prompt = request.tokens if request.sampling.penalises else None
         done: asyncio.Future[End] = aio.new_future()
         sequence = Sequence(request, item, done, end=request.prompt_tokens, order=placement.order)
         left_ns, tokens_left = placement.prefill_estimate_ns, request.prompt_tokens - start
@@ -190,106 +171,25 @@ class Instance:
         finally:
             self._queue_ns -= left_ns
             await self.loop.leave(sequence)
+        return self._first_token(job, end)
+
+    @staticmethod
+    def _first_token(job: Job, end: End) -> SamplerState:
+        """Give the client its first token, unless it has it: then that one counts, not what was computed again."""
+        output, request = job.first, job.request
         tokens = None if end.token is None else np.array([end.token], np.int32)
-        job.emit(0, tokens, np.array([end.end_ns], np.int64))
-        return end
-
-    async def generate(self, job: Job, pages: list[int], first_token: int | None) -> None:
-        """Decode until the output ends. Tokens that the client already has are fed again, not sampled."""
-        request, prompt_tokens = job.request, job.request.prompt_tokens
-        if job.produced >= request.max_tokens:
-            return
-        tokens: Tokens | None = None
-        if first_token is not None:
-            known = job.output if job.output else [first_token]
-            tokens = np.array(known, np.int32)
-        item = StepItem(
-            request.request_id,
-            Kind.DECODE,
-            prompt_tokens,
-            1,
-            pages,
-            request.sampling,
-            tokens,
-            generated=1,
-            forced=max(0, job.produced - 1),
+        output.emit(0, tokens, np.array([end.end_ns], np.int64), end.logprobs)
+        if output.produced == 1 and end.finish_reason:
+            output.end(end.finish_reason)
+        elif output.produced >= request.max_tokens:
+            output.end(LENGTH)
+        return SamplerState(
+            seed=request.sampling.seed,
+            position=request.prompt_tokens + output.produced,
+            produced=output.produced,
+            first_token=output.tokens[0] if output.tokens else end.token,
+            first_logprobs=end.logprobs,
         )
-        self._decoded += 1
-        order = self._decoded
-        while True:
-            end = await self._decode(job, item, order)
-            if not end.preempted:
-                return
-
-    async def _decode(self, job: Job, item: StepItem, order: int) -> End:
-        """Decode to the end, or until preempted; then the pages have been out, and are back when this returns."""
-        done: asyncio.Future[End] = aio.new_future()
-        limit = job.request.max_tokens
-        sequence = Sequence(
-            job.request, item, done, limit=limit, order=order, on_tokens=job.emit, streams=job.listener is not None
-        )
-        self.loop.add_decode(sequence)
-        try:
-            end = await done
-            if end.preempted:
-                await self._swap(job, item, sequence)
-            return end
-        finally:
-            self.loop.made_room(sequence)
-            await self.loop.leave(sequence)
-
-    async def _swap(self, job: Job, item: StepItem, sequence: Sequence) -> None:
-        """Move the sequence's pages to the node's DRAM, wait for pages, and move them back, checksums verified.
-
-        Raises `PoolFull` when there is no room in DRAM: the conductor then has the prompt computed again, and what was
-        decoded is replayed.
-        """
-        pages, pool = item.pages, self.node.pool
-        used = self.pages_for(job, item.start)
-        slots = pool.reserve(job.request_id, used)
-        try:
-            held = pool.store.regions(slots.slots)
-            source = self.pages.store.regions(pages[:used])
-            checksums = await self.node.move(Copy(source, held, job.request_id, checksum=True))
-            given, pages[:] = pages[:], []  # the caller gives back what is in its list at the end
-            self.pages.give_back(given)
-            self.loop.made_room(sequence)
-            self.publish()
-            pages.extend(await self.pages.take(max(used, self.pages_for(job, item.start + 1))))
-            target = self.pages.store.regions(pages[:used])
-            await load(self.node, pool, held, checksums, (), target, job.request_id)
-        finally:
-            pool.release(slots)
-
-    async def write_back(self, job: Job, pages: list[int]) -> None:
-        """Put the full blocks that decode filled into the node's pool, for the session's next turn.
-
-        Only where a block's name does not depend on which program made its bits; a pool without room is left alone.
-        """
-        request = job.request
-        if not self._share_decoded or request.tokens is None or not job.output:
-            return
-        history = np.concatenate([request.tokens, np.array(job.output[:-1], np.int32)])
-        blocks = self._namer.from_tokens(request.tenant, history)
-        pool, first = self.node.pool, len(job.blocks)
-        pin = pool.pin(request.request_id, blocks)
-        reservation: Reservation | None = None
-        try:
-            new = len(blocks) - len(pin)
-            if len(pin) < first or new <= 0:
-                return
-            first = len(pin)
-            reservation = pool.reserve(request.request_id, new)
-            target = pool.store.regions(reservation.slots)
-            source = self.pages.store.regions(pages[first : first + new])
-            checksums = await self.node.move(Copy(source, target, request.request_id, blocks[first], checksum=True))
-            pool.commit(reservation, blocks[first:], blocks[first - 1] if first else None, checksums)
-        except (PoolFull, TransferError) as problem:  # the output is complete: only a later hit is lost
-            self._recorder.event(aio.now_ns(), "write_back_failed", job.request_id, self.name, detail=str(problem))
-        finally:
-            pool.release(pin)
-            if reservation is not None:
-                pool.release(reservation)
 
     # Dying
 

@@ -6,7 +6,6 @@ policy could want to act, so that a world may run (or skip over) them in one go.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -14,9 +13,11 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
-from mcjax.engine.sequence import End, Sequence
-from mcjax.errors import BrokenOutput, ConfigError, ExecutorFailed, McjaxError
-from mcjax.sched.base import Batch, Batching, Tenancy, strategy_name
+from mcjax.engine.batch import choose
+from mcjax.engine.sequence import End, Sequence, ended, teller
+from mcjax.errors import BrokenOutput, ExecutorFailed, McjaxError
+from mcjax.sched.base import Batching, Tenancy
+from mcjax.sched.output import LENGTH, STOP
 from mcjax.sched.reports import Growth
 from mcjax.types import Recorder
 
@@ -100,7 +101,7 @@ class StepLoop:
         self._on_change()
         sequence.left, sequence.left_ns = aio.new_future(), aio.now_ns()
         self._executor.interrupt()
-        await _ended(sequence.left)
+        await ended(sequence.left)
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -147,8 +148,9 @@ class StepLoop:
                 self.growth = Growth(len(chosen), self._executor.step_ends_ns)
                 self._growths = [self.growth]
             self._on_change()
+            on_step = teller(chosen, self._executor.interrupt) if max_steps > 1 else None
             try:
-                progress = await self._executor.run(plan, max_steps)
+                progress = await self._executor.run(plan, max_steps, on_step)
             except McjaxError as problem:
                 self._let_go(chosen)
                 if self._dead is not None:
@@ -168,7 +170,7 @@ class StepLoop:
             if self._dead is not None:
                 return
             self._settle(progress.ends_ns)
-            self._apply(plan, chosen, progress)
+            self._apply(chosen, progress)
             self._let_go(chosen)
 
     def _fail(self, sequence: Sequence, problem: McjaxError) -> None:
@@ -204,23 +206,15 @@ class StepLoop:
         decodes, horizon = self._ready_decodes()
         if not prefills:
             return (StepPlan([s.item for s in decodes]), decodes, min(horizon, self._max_steps)) if decodes else None
-        first = self._tenancy.next([s.request for s in prefills]) if len(prefills) > 1 else 0
-        if not 0 <= first < len(prefills):
-            raise ConfigError("sched.tenancy", strategy_name(self._tenancy), f"chose prompt {first} of {len(prefills)}")
-        waiting = [prefills[first], *prefills[:first], *prefills[first + 1 :]]
-        batch = self._batching.choose(
-            [s.end - s.item.start for s in waiting], len(decodes), self._capacity.chunk_tokens
-        )
-        self._check(batch, waiting, len(decodes))
+        chunks, decode = choose(prefills, self._tenancy, self._batching, len(decodes), self._capacity.chunk_tokens)
         chosen: list[Sequence] = []
-        for index, tokens in batch.chunks:
-            sequence = waiting[index]
+        for sequence, tokens in chunks:
             item, prompt = sequence.item, sequence.request.tokens
             item.q_len = tokens
             item.samples = item.start + tokens == sequence.end
             item.tokens = None if prompt is None else prompt[item.start : item.start + tokens]
             chosen.append(sequence)
-        if batch.decode:
+        if decode:
             chosen += decodes
         return StepPlan([sequence.item for sequence in chosen]), chosen, 1
 
@@ -235,10 +229,11 @@ class StepLoop:
         return decodes, min(steps, default=0)
 
     def _steps(self, decodes: list[Sequence]) -> list[int]:
-        """How far each could go on: until its pages are full, or its output is as long as it may be."""
+        """How far each could go on: until its pages are full, or its output is as long as it may be, or somebody wants
+        to look at it."""
         page_tokens = self._capacity.page_tokens
         return [
-            min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated)
+            min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated, sequence.most_steps)
             for sequence in decodes
             for item in (sequence.item,)
         ]
@@ -264,13 +259,13 @@ class StepLoop:
         """
         starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
         grown = False
-        for sequence in sorted(starving, key=lambda sequence: sequence.order):
+        for sequence in sorted(starving, key=lambda sequence: sequence.since):
             page = self._more_pages(1)
             if page:
                 sequence.item.pages.extend(page)
                 grown = True
                 continue
-            last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.order)
+            last = max([*self.decodes, *self.waiting_decodes], key=lambda sequence: sequence.since)
             alone = last is sequence and not self.waiting_decodes  # else one that waits for its place holds pages too
             if not self._making_room and not alone and not last.running:
                 self._preempt(last)
@@ -281,68 +276,25 @@ class StepLoop:
         self._making_room[sequence] = None
         self._recorder.event(aio.now_ns(), "preempt", sequence.item.request_id, self.name, tokens=sequence.item.start)
         if not sequence.done.done():
-            sequence.done.set_result(End(None, aio.now_ns(), output_ended=False, preempted=True))
+            sequence.done.set_result(End(None, aio.now_ns(), preempted=True))
 
-    def _check(self, batch: Batch, waiting: list[Sequence], decoding: int) -> None:
-        """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
-        name, limit = strategy_name(self._batching), self._capacity.chunk_tokens
-        if not batch.chunks and not (batch.decode and decoding):
-            raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
-        indices = [index for index, _ in batch.chunks]
-        if len(dict.fromkeys(indices)) != len(indices) or not all(0 <= index < len(waiting) for index in indices):
-            raise ConfigError("sched.batching", name, f"chose prompts {indices} of {len(waiting)}")
-        for index, tokens in batch.chunks:
-            room = min(limit, waiting[index].end - waiting[index].item.start)
-            if not 1 <= tokens <= room:
-                raise ConfigError("sched.batching", name, f"chose a chunk of {tokens} tokens where 1 to {room} go")
-
-    def _apply(self, plan: StepPlan, chosen: list[Sequence], progress: Progress) -> None:
-        steps, ends_ns = progress.steps, progress.ends_ns
+    def _apply(self, chosen: list[Sequence], progress: Progress) -> None:
+        steps, failed = progress.steps, progress.failed
         if steps == 0:
             return
-        end_ns = int(ends_ns[-1])
         decoded = 0
-        finished, failed = frozenset(progress.finished), progress.failed
+        finished = frozenset(progress.finished)
         for index, sequence in enumerate(chosen):
-            item = sequence.item
-            if item.kind is Kind.PREFILL:
-                if index in failed:
-                    self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
-                else:
-                    self._chunk_done(sequence, progress, index, index in finished)
-                continue
-            decoded += 1
-            sound = steps - (index in failed)  # its last step gave nothing
-            first = item.generated
-            tokens = progress.tokens[index]
-            item.start += steps
-            item.generated += steps
-            item.forced = max(0, item.forced - steps)
-            self.context_tokens += steps
-            if tokens is not None and item.tokens is not None:
-                item.tokens = item.tokens[steps:] if item.forced else tokens[-1:]
-            if sequence.left is not None:
-                self.context_tokens -= steps  # it left while the step ran, and was already taken off
-                seen = min(sound, int(ends_ns.searchsorted(sequence.left_ns)))
-                if seen:  # of a macro-step, what was there before it left
-                    sequence.on_tokens(first, None if tokens is None else tokens[:seen], ends_ns[:seen])
-                continue
-            if sound < steps:
-                sequence.on_tokens(first, None if tokens is None else tokens[:sound], ends_ns[:sound])
-                self._fail(sequence, BrokenOutput(item.request_id, failed[index]))
-                continue
-            if tokens is None and not sequence.streams:
-                sequence.unsent.append(ends_ns)
+            if sequence.item.kind is Kind.DECODE:
+                decoded += 1
+                self._decoded(sequence, progress, index, index in finished)
+            elif index in failed:
+                self._fail(sequence, BrokenOutput(sequence.item.request_id, failed[index]))
             else:
-                sequence.on_tokens(first, tokens, ends_ns)
-            if index in finished or item.generated >= sequence.limit:
-                self._remove(sequence)
-                sequence.send()
-                if not sequence.done.done():
-                    sequence.done.set_result(End(None if tokens is None else int(tokens[-1]), end_ns, True))
+                self._chunk_done(sequence, progress, index, index in finished)
         if decoded:
             self._recorder.event(
-                end_ns,
+                int(progress.ends_ns[-1]),
                 "decode_step",
                 -1,
                 self.name,
@@ -350,6 +302,32 @@ class StepLoop:
                 tokens=decoded * steps,
                 start_ns=progress.start_ns,
             )
+
+    def _decoded(self, sequence: Sequence, progress: Progress, index: int, finished: bool) -> None:
+        item, steps, ends_ns, tokens = sequence.item, progress.steps, progress.ends_ns, progress.tokens[index]
+        first = item.generated
+        sequence.advance(steps, tokens)
+        self.context_tokens += steps
+        why = progress.failed.get(index)
+        if sequence.left is not None or why is not None:
+            sequence.tell_part(progress, index, first)
+            if sequence.left is not None:
+                self.context_tokens -= steps  # it left while the step ran, and was already taken off
+            elif why is not None:
+                self._fail(sequence, BrokenOutput(item.request_id, why))
+            return
+        ended = False
+        if tokens is None and not sequence.streams:
+            sequence.unsent.append(ends_ns)
+        else:
+            ended = sequence.on_tokens(first, tokens, ends_ns, progress.logprobs.get(index))
+        if ended or finished or item.generated >= sequence.limit:
+            self._remove(sequence)
+            sequence.send()
+            if not sequence.done.done():
+                token = None if tokens is None else int(tokens[-1])
+                reason = STOP if ended or finished else LENGTH
+                sequence.done.set_result(End(token, int(ends_ns[-1]), reason))
 
     def _chunk_done(self, sequence: Sequence, progress: Progress, index: int, ended: bool) -> None:
         item, end_ns = sequence.item, int(progress.ends_ns[-1])
@@ -371,16 +349,6 @@ class StepLoop:
         sequence.on_chunk(start, item.start, progress.start_ns)
         if item.start == sequence.end and not sequence.done.done():
             tokens = progress.tokens[index]
-            sequence.done.set_result(End(None if tokens is None else int(tokens[0]), end_ns, ended))
-
-
-async def _ended(left: asyncio.Future[None]) -> None:
-    """Wait for a step to let go of a sequence, and obey a cancellation only then: its pages are about to be reused."""
-    cancelled: asyncio.CancelledError | None = None
-    while not left.done():
-        try:
-            await aio.first_of([left])
-        except asyncio.CancelledError as problem:
-            cancelled = problem
-    if cancelled is not None:
-        raise cancelled
+            token = None if tokens is None else int(tokens[0])
+            reason = STOP if ended else ""
+            sequence.done.set_result(End(token, end_ns, reason, logprobs=progress.logprobs.get(index)))

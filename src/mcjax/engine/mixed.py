@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from mcjax import aio
 from mcjax.engine.instance import Instance
-from mcjax.engine.sequence import End
 from mcjax.engine.stream import BlockStream
 from mcjax.errors import BrokenOutput
 from mcjax.kvpool.holds import Pin, Reservation
-from mcjax.sched.job import Job, Placement
+from mcjax.sched.job import Job, Placement, SamplerState
 from mcjax.types import Role
 
 
@@ -26,18 +25,17 @@ class MixedInstance(Instance):
         own: Reservation | None = None
         pool = self.node.pool
         try:
-            page_count = self.pages_to_decode(job)
+            page_count = self.decoder.pages_to_begin(job)
             pin = await self._fetcher.fetch(job, placement)
             own = await self.node.reserve_at(self.node, job.request_id, len(job.blocks) - len(pin))
             pages = await self.pages.take(page_count)
             start = await self.load_prefix(job, pin, pages)
             undone_ns = 0  # from here on the loop counts it down
-            end = await self._compute(job, placement, pin, own, pages, start)
+            state = await self._compute(job, placement, pin, own, pages, start)
             pool.release(own)
             pool.release(pin)
-            if not end.output_ended:
-                await self.generate(job, pages, end.token)
-            await self.write_back(job, pages)
+            if not job.complete:
+                await self.decoder.generate(job, pages, state)
         finally:
             self.pages.give_back(pages)
             for hold in (own, pin):
@@ -47,14 +45,14 @@ class MixedInstance(Instance):
 
     async def _compute(
         self, job: Job, placement: Placement, pin: Pin, own: Reservation, pages: list[int], start: int
-    ) -> End:
+    ) -> SamplerState:
         stream = BlockStream(self.node, self.node, job.blocks, own, pin, checksum=True)
         cached = len(pin)
         task = aio.spawn(stream.run(), f"{self.name}.store.{job.request_id}")
         try:
-            end = await self.compute_prompt(job, pages, start, cached, stream, (task,), placement, store_tail=False)
+            state = await self.compute_prompt(job, pages, start, cached, stream, (task,), placement, store_tail=False)
             await task
-            return end
+            return state
         except BrokenOutput:
             self.node.pool.drop(job.blocks[cached:])  # nobody may match what may be no numbers either
             raise

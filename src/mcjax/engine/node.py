@@ -29,6 +29,7 @@ class Node:
 
     def pin_at(self, other: Node, owner: int, blocks: tuple[int, ...]) -> Pin:
         """Pin a prefix on another node (or here): a lease, kept alive until it is given back or adopted."""
+        self._check_alive()
         pin = other.pool.pin(owner, blocks, leased=other is not self)
         self._keep(pin, other)
         return pin
@@ -37,9 +38,11 @@ class Node:
         """Slots on another node (or here); waits its turn while the pool is full.
 
         Raises:
+            InstanceDown: either node is dead.
             RequestTooLarge: the whole pool has fewer slots.
             PoolFull: no room came up in time.
         """
+        self._check_alive()
         pool = other.pool
         if count > pool.store.capacity:
             raise RequestTooLarge(owner, f"needs {count} blocks, pool {pool.node} has {pool.store.capacity}")
@@ -68,6 +71,9 @@ class Node:
             raise
         if not found:
             raise InstanceDown(other.name)
+        if not self.alive:
+            pool.release(found[0])
+            raise InstanceDown(self.name)
         self._keep(found[0], other)
         return found[0]
 
@@ -80,6 +86,11 @@ class Node:
     def adopt(self, hold: Hold) -> None:
         """A hold that another node made here now belongs to somebody on this node."""
         self.pool.adopt(hold)
+
+    def _check_alive(self) -> None:
+        """The dead hold nothing new: nobody would ever give it back, and no heartbeat may keep it."""
+        if not self.alive:
+            raise InstanceDown(self.name)
 
     def _keep(self, hold: Hold, other: Node) -> None:
         if hold.expires_ns is not None:
@@ -104,7 +115,7 @@ class Node:
     async def heartbeat(self) -> None:
         """Renew three times a lease, and expire at once what is overdue; sets no timer while nothing is watched."""
         pool = self.pool
-        while True:
+        while self.alive:
             if not self._leases and pool.next_expiry_ns() is None:
                 await self._watch.wait()
             due_ns = aio.now_ns() + pool.lease_ns // 3

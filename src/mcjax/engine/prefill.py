@@ -29,7 +29,7 @@ class PrefillInstance(Instance):
         pages: list[int] = []
         handed_over = False
         try:
-            page_count = self.pages_for(job, job.request.prompt_tokens)
+            page_count = self.decoder.pages_for(job, job.request.prompt_tokens)
             pin = await self._fetcher.fetch(job, placement)
             held.append((self.node, pin))
             there, arriving = await self._receive(job, receiver, held)
@@ -93,7 +93,7 @@ class PrefillInstance(Instance):
         first_task = aio.spawn(inward.run(), f"{self.name}.store.{job.request_id}")
         second_task = aio.spawn(onward.run(), f"{self.name}.send.{job.request_id}")
         try:
-            end = await self.compute_prompt(
+            sampler = await self.compute_prompt(
                 job,
                 pages,
                 start,
@@ -118,8 +118,7 @@ class PrefillInstance(Instance):
             blocks=blocks,
             checksums=tuple(checksums[:full]),
             prompt_tokens=job.request.prompt_tokens,
-            first_token=end.token,
-            output_ended=end.output_ended,
+            sampler=sampler,
             pin=there,
             tail=arriving,
             tail_checksum=checksums[full] if len(checksums) > full else b"",

@@ -52,7 +52,7 @@ class PrefixFetcher:
             if job.row.attempts == 1:
                 job.row.local_tokens = min(local * block_tokens, job.request.prompt_tokens)
                 job.row.remote_tokens = (len(pin) - local) * block_tokens
-            self.node.pool.note_hits(len(pin) * block_tokens / job.request.prompt_tokens)
+                self.node.pool.note_hits(len(pin) * block_tokens / job.request.prompt_tokens)
             return pin
         except BaseException:
             self.node.pool.release(pin)

@@ -11,6 +11,7 @@ from mcjax import aio
 from mcjax.cost.base import CostModel
 from mcjax.engine.cluster import Cluster, Mechanisms, Policies, Timing
 from mcjax.engine.cluster_spec import InstanceSpec
+from mcjax.engine.decoder import DecodeSettings, Preemption
 from mcjax.engine.frontend import Frontend
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.conductor import Conductor
@@ -19,7 +20,7 @@ from mcjax.sched.reports import ReportBus
 from mcjax.sched.state import ClusterState, LinkEstimate
 from mcjax.transfer.base import Transport
 from mcjax.transfer.engine import TransferEngine
-from mcjax.types import NS_PER_S, SLO, Recorder, Request
+from mcjax.types import NS_PER_S, SLO, Recorder, Request, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Settings:
     transfer_deadline_s: float = 60.0  # bound on one attempt at a copy
     transfer_attempts: int = 3  # attempts at a copy
     headroom_tokens: int | None = None  # output tokens that pages are taken for before decoding; None: max_tokens
+    preemption: Preemption = "swap"  # how who makes room goes: to the node's DRAM, or to be computed again
     max_steps: int | None = None  # bound on a macro-step; 1 makes every step an event
+    timeout_s: float | None = None  # a request without a time-out of its own fails so long after it came
     timing: Timing = field(default_factory=Timing)
 
 
@@ -55,6 +58,7 @@ class Service:
         settings: Settings,
         keeps_tokens: bool,
         share_decoded: bool,
+        tokenizer: Callable[[], Tokenizer] | None = None,
     ):
         kv_format = namer.kv_format
         self.bus = ReportBus(round(settings.report_period_s * NS_PER_S), round(settings.view_delay_s * NS_PER_S))
@@ -70,12 +74,11 @@ class Service:
             policies,
             recorder,
             settings.timing,
-            share_decoded,
+            DecodeSettings(settings.headroom_tokens, settings.preemption, share_decoded),
             scope,
-            settings.headroom_tokens,
             settings.max_steps,
         )
-        self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens)
+        self.frontend = Frontend(self.conductor, namer, slo, recorder, keeps_tokens, tokenizer, settings.timeout_s)
 
     def start(self, instances: Sequence[InstanceSpec]) -> None:
         for spec in instances:

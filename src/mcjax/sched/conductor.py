@@ -19,6 +19,7 @@ from mcjax.errors import (
     InstanceDown,
     LeaseLost,
     PoolFull,
+    Preempted,
     RecordMismatch,
     RequestFailed,
     TransferError,
@@ -49,7 +50,7 @@ class InstanceHandle(Protocol):
 
 
 class Conductor:
-    """One a cluster. `attempts` bounds how often a job is placed again after a retryable failure."""
+    """One a cluster. `attempts` bounds how often a job may fail in a retryable way; making room is no failure."""
 
     def __init__(
         self,
@@ -115,22 +116,32 @@ class Conductor:
             Rejected: admission refused.
             RequestFailed: every attempt failed.
         """
-        last: Exception | None = None
-        for attempt in range(1, self._attempts + 1):
-            job.row.attempts = attempt
+        failures = 0
+        while True:
+            job.row.attempts += 1
             try:
-                await self._carry(job, self._place(job, attempt))
-                self._strategies.lengths.observe(job.request, job.produced)
-                self._journal("completed", [job.request_id, job.produced])
-                return
+                await self._carry(job, self._place(job, job.row.attempts))
+                return self._completed(job)
+            except Preempted as made_room:
+                self._note(job, "recompute", made_room)
             except RETRYABLE as problem:
-                last = problem
-                self._recorder.event(
-                    aio.now_ns(), "retry", job.request_id, "conductor", detail=f"{type(problem).__name__}: {problem}"
-                )
-            if attempt < self._attempts:
-                await aio.sleep_ns(attempt * RETRY_PAUSE_NS)
-        raise RequestFailed(job.request_id, f"gave up after {self._attempts} attempts; the last: {last}")
+                self._note(job, "retry", problem)
+                if job.complete:  # lost after its last token: the client has everything
+                    return self._completed(job)
+                failures += 1
+                if failures == self._attempts:
+                    raise RequestFailed(
+                        job.request_id, f"gave up after {failures} attempts; the last: {problem}"
+                    ) from problem
+                await aio.sleep_ns(failures * RETRY_PAUSE_NS)
+
+    def _note(self, job: Job, kind: str, problem: Exception) -> None:
+        detail = f"{type(problem).__name__}: {problem}"
+        self._recorder.event(aio.now_ns(), kind, job.request_id, "conductor", detail=detail)
+
+    def _completed(self, job: Job) -> None:
+        self._strategies.lengths.observe(job.request, job.first.produced)
+        self._journal("completed", [job.request_id, job.first.produced])
 
     def locate(self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[str]) -> Replica | Recompute:
         """A prefill instance misses `blocks`, behind the `have` blocks it has: from where, or compute them?"""
@@ -176,7 +187,7 @@ class Conductor:
                 # Without its receiver a prompt goes nowhere: the death of either half ends it.
                 record = await _at(decode, _at(prefill, prompt, self._release), self._release)
                 try:
-                    if record.output_ended:
+                    if job.complete:
                         decision.outcome = "completed"
                         return
                     self._recheck(job, placement)
@@ -250,16 +261,17 @@ async def _at(
 
 
 def _note_outcome(job: Job, placement: Placement) -> None:
-    """Beside what was expected, what came: the first token, and the mean interval of those after it.
+    """Beside what was expected, what came: the first token, and the mean interval of those after it (of output 0).
 
     Only of a first attempt: a later one has tokens of the attempts before it.
     """
-    row, decision, decode = job.row, placement.decision, placement.decode_decision
-    if row.first_token_ns < 0 or row.attempts > 1:
+    output, decision, decode = job.first, placement.decision, placement.decode_decision
+    if not output.produced or job.row.attempts > 1:
         return
-    decision.outcome_s = (row.first_token_ns - decision.time_ns) / NS_PER_S
+    first_ns = int(output.ends_ns[0][0])
+    decision.outcome_s = (first_ns - decision.time_ns) / NS_PER_S
     if decode is not None:
         decode.outcome = decision.outcome
-        if job.produced > 1:
-            span_ns = int(row.token_ends_ns[-1][-1]) - row.first_token_ns
-            decode.outcome_s = span_ns / (job.produced - 1) / NS_PER_S
+        if output.produced > 1:
+            span_ns = int(output.ends_ns[-1][-1]) - first_ns
+            decode.outcome_s = span_ns / (output.produced - 1) / NS_PER_S

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mcjax.kvpool.holds import Pin, Reservation
+from mcjax.sched.output import Output
 from mcjax.sched.view import ClusterView
-from mcjax.types import SLO, BlockId, Decision, Request, RequestRow, Tokens
-
-Listener = Callable[[Tokens | None, NDArray[np.int64]], None]
+from mcjax.types import SLO, BlockId, Decision, Logprobs, Request, RequestRow
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request on its way. `produced` output tokens have been given to the client; they are never taken back."""
+    """A request on its way, and what its client has of each of its outputs."""
 
     request: Request
     blocks: tuple[BlockId, ...]
     slo: SLO
     row: RequestRow
-    output: list[int] | None
-    produced: int = 0
-    listener: Listener | None = None
+    outputs: list[Output]
     request_id: int = field(init=False)
+    first: Output = field(init=False)
+    """Output 0: the prompt's computation gives its first token."""
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
+        self.first = self.outputs[0]
 
-    def emit(self, first: int, tokens: Tokens | None, ends_ns: NDArray[np.int64]) -> None:
-        """Output tokens number `first`, `first + 1`, ... exist; what the client already has (a replay) is left out."""
-        skip = self.produced - first
-        if skip >= len(ends_ns):
-            return
-        if skip > 0:
-            ends_ns = ends_ns[skip:]
-            tokens = None if tokens is None else tokens[skip:]
-        if self.produced == 0:
-            self.row.first_token_ns = int(ends_ns[0])
-        self.row.token_ends_ns.append(ends_ns)
-        self.produced += len(ends_ns)
-        if self.output is not None and tokens is not None:
-            self.output.extend(tokens.tolist())
-        if self.listener is not None:
-            self.listener(tokens, ends_ns)
+    @property
+    def produced(self) -> int:
+        """Output tokens given to the client, of all outputs."""
+        return sum(output.produced for output in self.outputs) if len(self.outputs) > 1 else self.first.produced
+
+    @property
+    def complete(self) -> bool:
+        """Whether every output has ended."""
+        return bool(self.first.finish_reason) and all(output.finish_reason for output in self.outputs)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +63,21 @@ class Placement:
             self.expected_tbt_s = float(view.decode.step_s()[view.decode.names.index(self.decode)])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplerState:
+    """What the sampler needs to go on exactly where it stopped.
+
+    Its randomness is keyed (seed, position), so this is all of it; the text follows from the tokens. `produced` tokens
+    of output 0 exist (more than one after a loss: all but the first are replayed); `position` is that of the next.
+    """
+
+    seed: int
+    position: int
+    produced: int
+    first_token: int | None
+    first_logprobs: Logprobs | None = None
+
+
 @dataclass(slots=True, eq=False)
 class CompletionRecord:
     """A finished prompt, sent from prefill to decode by way of the conductor.
@@ -87,8 +91,7 @@ class CompletionRecord:
     blocks: tuple[BlockId, ...]
     checksums: tuple[bytes, ...]
     prompt_tokens: int
-    first_token: int | None
-    output_ended: bool
+    sampler: SamplerState
     pin: Pin
     tail: Reservation
     tail_checksum: bytes = b""

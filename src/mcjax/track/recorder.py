@@ -154,6 +154,7 @@ class TableRecorder:
                 row.first_token_ns,
                 row.finish_ns,
                 row.output_tokens,
+                row.finish_reason,
                 ttft_ns,
                 *tbt,
                 row.slo_ttft_s,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table, arrow, compute, give_back, parquet
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"mcjax_schema"
 
 QUANTITIES = ("queue_s", "transfer_s", "prefill_s")
@@ -43,6 +43,7 @@ SCHEMAS: dict[str, Schema] = {
         ("first_token_ns", "int"),
         ("finish_ns", "int"),
         ("output_tokens", "int"),
+        ("finish_reason", "text"),
         ("ttft_ns", "int?"),
         ("tbt_mean_ns", "int?"),
         ("tbt_p99_ns", "int?"),

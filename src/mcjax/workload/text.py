@@ -80,7 +80,7 @@ class Text:
         self._max_tokens = whole("max_tokens", max_tokens, 1)
         self._max_prompt_tokens = max_prompt_tokens
         self._tokenizer, self._chat, self._system, self._ignore_eos = tokenizer, chat, system, ignore_eos
-        self._sampling = _defaults(sampling or {})
+        self._sampling = sampling_of(sampling or {})
         self._sampling_seed: int | None = (sampling or {}).get("seed")
         found = QUESTIONS if path is None else find(path, SOURCE)
         lines, sha256 = contents(found)
@@ -214,7 +214,8 @@ class Talk:
         return turn
 
 
-def _defaults(given: Mapping[str, Any]) -> Sampling:
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """The sampler that a config's `workload.sampling` describes. Raises `ConfigError` for what is no such thing."""
     fields = [field.name for field in dataclasses.fields(Sampling) if field.name != "stop_tokens"]
     for name, value in given.items():
         if name not in fields:

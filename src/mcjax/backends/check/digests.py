@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.types import Tokens
+from mcjax.types import Sampling, Tokens
 
 ENTRY_BYTES = 8
 VOCAB = 251
+
+GREEDY = Sampling()
 
 
 def entry(before: bytes, token: int) -> bytes:
@@ -22,24 +24,30 @@ def entry(before: bytes, token: int) -> bytes:
     return hashlib.blake2b(before + token.to_bytes(4, "little"), digest_size=ENTRY_BYTES).digest()
 
 
-def next_token(entries: bytes, position: int) -> int:
-    """The token for `position`, having read every entry before it."""
-    digest = hashlib.blake2b(entries + position.to_bytes(4, "little"), digest_size=4).digest()
+def next_token(entries: bytes, position: int, sampling: Sampling = GREEDY) -> int:
+    """The token for `position`, having read every entry before it; where it is not greedy, of its seed too."""
+    seed = b"" if sampling.temperature == 0 else sampling.seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(entries + seed + position.to_bytes(4, "little"), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
 
-def reference(prompt: Tokens, output_tokens: int) -> list[int]:
+def logprob(token: int, position: int) -> float:
+    """What stands for the log probability of a token; it tells one position from another."""
+    return -1.0 - token - position * VOCAB
+
+
+def reference(prompt: Tokens, output_tokens: int, sampling: Sampling = GREEDY) -> list[int]:
     """What a request must produce, computed without pages, pools or transfers."""
     entries = bytearray()
     before = b""
     for token in prompt.tolist():
         before = entry(before, token)
         entries += before
-    output = [next_token(bytes(entries), len(prompt))]
+    output = [next_token(bytes(entries), len(prompt), sampling)]
     while len(output) < output_tokens:
         before = entry(before, output[-1])
         entries += before
-        output.append(next_token(bytes(entries), len(prompt) + len(output)))
+        output.append(next_token(bytes(entries), len(prompt) + len(output), sampling))
     return output
 
 

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.backends.check.digests import PageView, entry, next_token
+from mcjax.backends.check.digests import PageView, entry, logprob, next_token
 from mcjax.backends.check.faults import FaultCounts, Faults
 from mcjax.backends.check.store import ByteStore
 from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
 from mcjax.errors import ExecutorFailed
-from mcjax.types import NS_PER_S, Scripts, Tokens
+from mcjax.types import NS_PER_S, Logprobs, Scripts, Tokens
 
 BROKEN = "its logits are not numbers"
 
@@ -79,6 +79,11 @@ class CheckExecutor:
                 failed[int(self._rng.integers(len(plan.items)))] = BROKEN
             failed.update((at, BROKEN) for at, item in enumerate(plan.items) if item.request_id in self.to_break)
             ends_ns.append(aio.now_ns())
+            if on_step is not None:
+                last = [tokens[-1] if item.samples else None for item, tokens in zip(plan.items, produced, strict=True)]
+                on_step(
+                    len(ends_ns) - 1, [None if at in failed else token for at, token in enumerate(last)], ends_ns[-1]
+                )
         self._busy_ns += ends_ns[-1] - start_ns
         return Progress(
             len(ends_ns),
@@ -90,6 +95,7 @@ class CheckExecutor:
             ],
             finished,
             failed,
+            {at: _logprobs(item, produced[at]) for at, item in enumerate(plan.items) if _wants_logprobs(item)},
         )
 
     def _hit(self, kind: str, probability: float) -> bool:
@@ -115,8 +121,9 @@ class CheckExecutor:
             if item.kind is Kind.DECODE and known is not None and step < len(known):
                 produced[index].append(int(known[step]))
             else:
-                produced[index].append(next_token(view.read_all(end), end))
-            if item.generated + step + 1 >= self._scripts.script(item.request_id).output_tokens:
+                produced[index].append(next_token(view.read_all(end), end, item.sampling))
+            script = self._scripts.script(item.request_id)
+            if item.generated + step + 1 >= script.output_tokens or produced[index][-1] in item.sampling.stop_tokens:
                 finished.append(index)
         return tuple(finished)
 
@@ -128,3 +135,15 @@ class CheckExecutor:
         if step < len(item.tokens):
             return item.tokens[step : step + 1]
         return np.array(produced[-1:], np.int32)
+
+
+def _wants_logprobs(item: StepItem) -> bool:
+    return item.samples and item.sampling.logprobs is not None
+
+
+def _logprobs(item: StepItem, produced: list[int]) -> Logprobs:
+    first = item.start + item.q_len
+    chosen = np.array([logprob(token, at) for at, token in enumerate(produced, first)], np.float32)
+    width = item.sampling.logprobs or 0
+    tokens = np.repeat(np.array(produced, np.int32)[:, None], width, axis=1)
+    return Logprobs(chosen, tokens, np.repeat(chosen[:, None], width, axis=1))

@@ -15,7 +15,8 @@ TIMED = {"deaths": "death", "stale_views": "stale_view", "lost_pages": "lost_pag
 @dataclass(frozen=True)
 class Faults:
     """Probabilities of one copy (`lost` ... `slow`), of one request (`cancelled`), of one heartbeat (`missed`), of one
-    step plan (`broken`, `raised`), and expected events in a schedule (`deaths`, `stale_views`, `lost_pages`)."""
+    step (`broken`), of one plan (`raised`); and expected events in a schedule (`deaths`, `stale_views`, `lost_pages`).
+    """
 
     lost: float = 0.0  # the copy never arrives; its transport reports an error, late
     late: float = 0.0  # the copy arrives after the engine has given it up

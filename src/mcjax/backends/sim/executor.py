@@ -57,7 +57,9 @@ class SimExecutor:
             await aio.sleep_until_ns(end_ns)
             ends_ns = np.array([end_ns], np.int64)
         else:
-            ends_ns = await self._decode(items, max(1, min(max_steps, *left)), start_ns)
+            steps = max(1, min(max_steps, *left))
+            tell = None if on_step is None else _Teller(self, on_step, self._tokens(items, scripts, steps))
+            ends_ns = await self._decode(items, steps, start_ns, tell)
         steps = len(ends_ns)
         self._busy_ns += int(ends_ns[-1]) - start_ns
         finished = tuple([at for at, more in enumerate(left) if more <= steps and items[at].samples])
@@ -81,12 +83,16 @@ class SimExecutor:
         context = sum(item.start for item in decodes)
         return duration_ns + self._cost.mixed_ns(chunks[0].start, chunks[0].q_len, len(decodes), context)
 
-    async def _decode(self, items: list[StepItem], steps: int, start_ns: int) -> NDArray[np.int64]:
+    async def _decode(
+        self, items: list[StepItem], steps: int, start_ns: int, tell: _Teller | None
+    ) -> NDArray[np.int64]:
         """Wait for the last step's end, or (interrupted) for the end of the step then running."""
         context = sum([item.start for item in items])
         self._ends_ns = start_ns + self._cost.step_ns(len(items), context, steps).cumsum()
         self._done = aio.new_future()
         self._wake_at_last_end()
+        if tell is not None:
+            tell.next()
         try:
             await self._done
         finally:
@@ -102,3 +108,26 @@ class SimExecutor:
         self._timer = None
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+
+class _Teller:
+    """Tells of the steps of a plan as they end; of the last one the answer tells."""
+
+    def __init__(self, executor: SimExecutor, on_step: OnStep, tokens: list[Tokens | None]):
+        self._executor = executor
+        self._on_step = on_step
+        self._tokens = tokens
+        self._step = 0
+
+    def next(self) -> None:
+        """Wait for the end of a further step, if it is not the last."""
+        ends_ns = self._executor.step_ends_ns()
+        if self._step < len(ends_ns) - 1:
+            end_ns = int(ends_ns[self._step])
+            aio.clock().call_at_ns(end_ns, self._tell, end_ns)
+
+    def _tell(self, end_ns: int) -> None:
+        step, self._step = self._step, self._step + 1
+        told = [None if tokens is None else int(tokens[step]) for tokens in self._tokens]
+        self._on_step(step, told, end_ns)
+        self.next()

@@ -19,7 +19,10 @@ SPINE = "spine"
 
 
 def device_route(source: Memory, target: Memory) -> tuple[str, ...]:
-    """Inside a node: its SSDs' link if one side is there, its PCIe link if one side is on a device."""
+    """Inside a node: its SSDs' link if one side is there, its PCIe link if one side is on a device; inside a device's
+    own memory: that."""
+    if source is target and source.tier is Tier.HBM:
+        return (f"hbm:{source.name}",)
     tiers = (source.tier, target.tier)
     ssd = (f"ssd:{source.node}",) if Tier.SSD in tiers else ()
     return ssd if ssd and Tier.HBM not in tiers else (*ssd, f"pcie:{source.node}")

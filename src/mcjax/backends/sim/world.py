@@ -127,6 +127,7 @@ class SimWorld:
         self._made += 1
         executor = SimExecutor(name, self._capacity, cost, self._scripts)
         pages = SlotStore(node, Tier.HBM, self._capacity.pages, self._capacity.page_bytes, f"{name}.hbm")
+        self.links.add(f"hbm:{pages.name}", self._hardware.hbm_bytes_per_s / 2)  # each byte is read, and written
         return InstanceParts(executor, pages)
 
     def pool_store(self, node: str) -> SlotStore:

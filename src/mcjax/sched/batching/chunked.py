@@ -11,7 +11,7 @@ from mcjax.sched.base import Batch
 
 @dataclass(frozen=True)
 class Chunked:
-    """Every step decodes, and fills a token budget with the next prompt's chunk.
+    """Every step decodes, and fills what is left of a token budget with chunks of prompts, one prompt after the other.
 
     Source: Sarathi-Serve (OSDI'24), section 4, "stall-free batching".
     """
@@ -23,6 +23,12 @@ class Chunked:
             raise ConfigError("sched.batching.token_budget", self.token_budget, "must be at least 1")
 
     def choose(self, waiting_tokens: Sequence[int], decoding: int, chunk_tokens: int) -> Batch:
-        room = min(chunk_tokens, max(1, self.token_budget - decoding))
-        chunks = ((0, min(waiting_tokens[0], room)),) if waiting_tokens else ()
-        return Batch(chunks, decode=decoding > 0)
+        room = max(1, self.token_budget - decoding)  # a prompt gets on even where decodes fill the budget
+        chunks: list[tuple[int, int]] = []
+        for index in range(len(waiting_tokens)):
+            tokens = min(waiting_tokens[index], chunk_tokens, room)
+            chunks.append((index, tokens))
+            room -= tokens
+            if not room:
+                break
+        return Batch(tuple(chunks), decode=decoding > 0)
