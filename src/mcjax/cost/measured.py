@@ -87,6 +87,8 @@ class Spread:
     """One for all steps that begin within `LASTING_NS`: for a while the machine is slower, or faster."""
     fleeting: tuple[float, ...]
     """One for each step."""
+    least: float = 0.0
+    """Both together are never below it: however lucky, a step has its work to do."""
 
 
 def at(quantiles: tuple[float, ...], rank: float) -> float:
@@ -211,7 +213,9 @@ def _machine(content: dict[str, Any]) -> Machine:
         copies=Copies(**{name: Line(**line) for name, line in copies.items()}),
         overheads=_overheads(content["overheads"]),
         spread={
-            kind: Spread(tuple(map(float, factors["lasting"])), tuple(map(float, factors["fleeting"])))
+            kind: Spread(
+                tuple(map(float, factors["lasting"])), tuple(map(float, factors["fleeting"])), float(factors["least"])
+            )
             for kind, factors in content["spread"].items()
         },
         notes=content.get("notes", {}),
