@@ -38,7 +38,7 @@ def markdown(result: Mapping[str, Any], found: Sequence[Row], steps: Sequence[Re
     lines = [
         "# Simulator against engine",
         "",
-        f"`mcjax validate {' '.join(settings['overrides'])}`, {settings['repeats']} repeats, "
+        f"`{' '.join(['mcjax validate', *settings['overrides']])}`, {settings['repeats']} repeats, "
         f"{settings['sessions']} sessions a run; {result['machine']}.",
         "",
         f"{sum(row.within is True for row in judged)} of {len(judged)} figures are within {WITHIN:.0%}. Medians over "
