@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from mcjax.backends.jax.compilation import Late, Watch
+from mcjax.backends.jax.compilation import Watch
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
 from mcjax.models import builtin
-from mcjax.types import Sampling
+from mcjax.types import Recorder, Sampling
 
 # Before anything here computes; importing JAX fixes neither.
 jax.config.update("jax_platforms", "cpu")
@@ -37,7 +37,7 @@ class Lab:
 
     def executor(self, name: str = "p0", device: int | Place = 0, **options: Any) -> JaxExecutor:
         where = device if isinstance(device, Place) else jax.local_devices()[device]
-        executor = JaxExecutor(name, self.programs, where, **options)
+        executor = JaxExecutor(name, options.pop("programs", self.programs), where, **options)
         self.executors.append(executor)
         return executor
 
@@ -112,9 +112,9 @@ def nothing_compiles_late(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     watches: list[Watch] = []
     make = Watch.__init__
 
-    def made(watch: Watch, on_late: Late) -> None:
+    def made(watch: Watch, recorder: Recorder) -> None:
         watches.append(watch)
-        make(watch, on_late)
+        make(watch, recorder)
 
     monkeypatch.setattr(Watch, "__init__", made)
     yield

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from mcjax import aio
 from mcjax.backends.jax.compilation import Watch, use_cache
 from mcjax.backends.jax.world import JaxWorld
 from mcjax.cost.model_shape import ModelShape
@@ -36,6 +37,7 @@ SIZES: dict[str, Any] = {
 START = """
 import hashlib, json, sys
 import jax, jax.monitoring, numpy as np
+from mcjax import aio
 from mcjax.backends.jax.compilation import use_cache
 from mcjax.backends.jax.programs import Geometry, Programs, pack_row
 from mcjax.models import builtin
@@ -92,33 +94,6 @@ def test_no_cache_changes_nothing() -> None:
     assert jax.config.values["jax_compilation_cache_dir"] == before
 
 
-@pytest.mark.compiles_late
-def test_a_watch_hears_hidden_programs_only_while_it_is_sealed(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[tuple[str, float, str]] = []
-    watch = Watch(lambda *late: told.append(late))
-    one = jnp.zeros(3)
-
-    def compiles(steps: int) -> None:
-        jax.jit(lambda x: x + steps).lower(one).compile()
-
-    compiles(1)
-    watch.seal()
-    watch.seal()
-    with caplog.at_level(logging.WARNING):
-        compiles(2)
-        jnp.arange(17) * 3  # nobody asked for a program
-    found = list(watch.late)
-    watch.close()
-    watch.close()
-    compiles(4)
-    assert watch.late == found
-    assert found[0] == "<lambda>"
-    assert len(found) >= 2
-    assert [name for name, _, _ in told] == found
-    assert all(thread == "MainThread" for _, _, thread in told)
-    assert "compiled after warm-up: <lambda>" in caplog.text
-
-
 class Rows(NullRecorder):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -129,6 +104,43 @@ class Rows(NullRecorder):
 
     def outcome(self, time_ns, mechanism, call, payload):
         self.outcomes.append((mechanism, call, payload))
+
+
+class Clock:
+    """One that does at once what it is handed."""
+
+    def post(self, callback, *args):
+        callback(*args)
+
+    def now_ns(self):
+        return 5
+
+
+@pytest.mark.compiles_late
+def test_a_watch_hears_hidden_programs_only_while_it_is_sealed(caplog: pytest.LogCaptureFixture) -> None:
+    recorder, clock = Rows(), cast("aio.Clock", Clock())
+    watch = Watch(recorder)
+    one = jnp.zeros(3)
+
+    def compiles(steps: int) -> None:
+        jax.jit(lambda x: x + steps).lower(one).compile()
+
+    compiles(1)
+    watch.seal(clock)
+    watch.seal(clock)
+    with caplog.at_level(logging.WARNING):
+        compiles(2)
+        assert (jnp.arange(17) * 3)[2] == 6  # nobody asked for a program
+    found = list(watch.late)
+    watch.close()
+    watch.close()
+    compiles(4)
+    assert watch.late == found
+    assert found[0] == "<lambda>"
+    assert len(found) >= 2
+    assert recorder.events == [("compile", "", name) for name in found]
+    assert [(call, payload["what"]) for _, call, payload in recorder.outcomes] == list(enumerate(found))
+    assert "compiled after warm-up: <lambda>" in caplog.text
 
 
 @pytest.mark.compiles_late

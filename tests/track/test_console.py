@@ -15,6 +15,7 @@ from mcjax.track.console import (
     print_summary,
     progress_line,
     size,
+    summary_rows,
 )
 from mcjax.track.summary import summarise
 
@@ -116,3 +117,24 @@ def test_units() -> None:
         "5 GiB",
         "3072 TiB",
     ]
+
+
+def test_a_real_engine_tells_of_padding_memory_and_late_programs() -> None:
+    world = {
+        "padding": {
+            "prefill": {"widths": [64, 256], "expected": 0.05, "actual": 0.125},
+            "decode": {"batches": [8], "actual": None},
+        },
+        "device_memory": {
+            "p0": {"devices": ["cpu:0", "cpu:1"], "weights_bytes": 2048, "pages_bytes": 1 << 20, "workspace_bytes": 5}
+        },
+        "compilations_after_warm_up": 2,
+    }
+    summary = summarise(fabricate().tables(), **ARGUMENTS, world=world)
+    rows = dict(summary_rows(summary))
+    padding = "12.5% of prefill tokens (5.0% expected, widths 64 256), no data of decode rows (batches 8)"
+    assert rows["padding"] == padding
+    assert rows["memory of p0"] == "cpu:0 cpu:1: weights 2 KiB, pages 1 MiB, workspace 5 B"
+    assert rows["compiled after warm-up"].startswith("2 programs")
+    summary["compilations_after_warm_up"] = 0
+    assert "compiled after warm-up" not in dict(summary_rows(summary))

@@ -21,6 +21,7 @@ WHOLE_NUMBERS: Mapping[str, int] = {
     "backend.max_context_tokens": 1,
     "backend.pages": 1,
     "backend.memory_bytes": 1,
+    "backend.fused_steps": 1,
     "backend.pool_blocks": 1,
     "backend.schedules": 1,
 }

@@ -26,11 +26,13 @@ from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together, suggest, told
 from mcjax.app.plugins import PLACES, Plugins, fit
-from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, prompt_lengths, read_changes
+from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
+from mcjax.app.sample import uncached_tokens
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.tokenizers import give_tokenizer
-from mcjax.app.verify import SamePrompts, prove
+from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.base import World, WorldInputs
+from mcjax.backends.jax.numerics import common_mesh
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
@@ -136,7 +138,7 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
             result = performance.run()
             wall_s = time.monotonic() - began_s
             if not result.interrupted and _wants_verification(config, workload):
-                progress.stage("verifying against the colocated engine")
+                progress.stage("verifying against the reference engine")
                 verified = _verify(config, result, recorder)
                 result.interrupted = verified is None
             failure = "interrupted" if result.interrupted else ""
@@ -193,7 +195,7 @@ def build(
         seed=config.seed,
         recorder=recorder,
         roles=[role for _, role in all_instances(instances, changes)],
-        prompt_tokens=lambda: prompt_lengths(workload),
+        uncached_tokens=lambda: uncached_tokens(workload, block_tokens),
         attention=config.kernels.attention,
     )
     return Rehearsal(
@@ -316,18 +318,31 @@ def _wants_verification(config: DictConfig, workload: Workload) -> bool:
 
 
 def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict[str, Any] | None:
-    """Serve the same prompts on one colocated instance and compare. Raises `VerificationError`."""
+    """Serve the same prompts on one colocated instance and compare; or, where the run may differ from that by rounding,
+    have the reference engine judge its tokens. Raises `VerificationError`."""
+    instances = parse_cluster(_plain(config.cluster))
+    roles = [role for _, role in all_instances(instances, read_changes(_plain(config.cluster_changes), instances))]
+    disaggregated = any(spec.role is Role.PREFILL for spec in instances)
+    mesh = common_mesh(config.backend.numerics, _plain(config.backend.mesh), roles)
     colocated = copy.deepcopy(config)
-    colocated.cluster, colocated.cluster_changes = "1m", []
+    colocated.cluster, colocated.cluster_changes, colocated.backend.mesh = "1m", [], mesh or 1
+    events = recorder.tables()["events"]
 
-    def play(prompts: SamePrompts) -> Result:
+    def rehearse(prompts: SamePrompts) -> Rehearsal:
         table = KeyTable()
         again = TableRecorder(table.key, "lean")
-        rehearsal = build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
-        return Performance(rehearsal, console.NullProgress(), lambda now_ns, figures: None, to_verify=True).run()
+        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
 
-    disaggregated = any(spec.role is Role.PREFILL for spec in parse_cluster(_plain(config.cluster)))
-    verified = prove(result, recorder.tables()["events"], disaggregated, play)
+    def play(prompts: SamePrompts) -> Result:
+        performance = Performance(
+            rehearse(prompts), console.NullProgress(), lambda now_ns, figures: None, to_verify=True
+        )
+        return performance.run()
+
+    if mesh is None:
+        world = cast("Any", rehearse(SamePrompts([])).world)
+        return asdict(within_margin(result, events, disaggregated, world.reference(), world.tolerance))
+    verified = prove(result, events, disaggregated, play)
     return None if verified is None else asdict(verified)
 
 

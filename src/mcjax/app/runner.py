@@ -24,9 +24,6 @@ from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Toke
 from mcjax.workload.base import Turn, Workload
 from mcjax.workload.driver import Answer, ScriptBook, drive
 
-SAMPLED_PROMPTS = 256
-"""How many prompts are looked at before a run, where the world asks."""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -89,17 +86,6 @@ def all_instances(instances: Sequence[InstanceSpec], changes: Sequence[Change]) 
     later = zip(changes, joined_names(changes), strict=True)
     there = [(spec.name, spec.role) for spec in instances]
     return there + [(name, change.join) for change, name in later if change.join is not None]
-
-
-def prompt_lengths(workload: Workload, most: int = SAMPLED_PROMPTS) -> list[int]:
-    """Tokens of the first prompts of a workload, each session played by its script up to its end."""
-    lengths: list[int] = []
-    for session in workload.sessions():
-        while len(lengths) < most and (turn := session.next_turn(None)) is not None:
-            lengths.append(turn.request.prompt_tokens)
-        if len(lengths) == most:
-            break
-    return lengths
 
 
 @dataclass(slots=True)

@@ -31,8 +31,9 @@ class WorldInputs:
     recorder: Recorder
     roles: Sequence[Role]
     """Of every instance in the order in which they come, those that join in mid-run last."""
-    prompt_tokens: Callable[[], Sequence[int]]
-    """Lengths of the prompts of a sample of the workload; costs something, so it is asked for where it matters."""
+    uncached_tokens: Callable[[], Sequence[int]]
+    """Of a sample of the workload's prompts: tokens to compute when what earlier ones computed is there still. Costs
+    something, so it is asked for where it matters."""
     attention: str = "reference"
 
 

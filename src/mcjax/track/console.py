@@ -202,16 +202,13 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     goodput = summary["goodput_rps"]
     met = _percent(summary["slo_attainment"])
     verified = summary.get("verified")
-    proof = (
-        []
-        if not verified
-        else [
-            (
-                "equal to colocated",
-                "{requests:,} requests, {tokens:,} tokens, {kv_blocks:,} KV blocks".format(**verified),
-            )
-        ]
-    )
+    proof: list[tuple[str, str]] = []
+    if verified and "kv_blocks" in verified:
+        found = "{requests:,} requests, {tokens:,} tokens, {kv_blocks:,} KV blocks".format(**verified)
+        proof = [("equal to colocated", found)]
+    elif verified:
+        found = "{requests:,} requests, {tokens:,} tokens, {differing:,} of them other choices, by {largest_gap:.2g}"
+        proof = [("equal within margin", found.format(**verified))]
     return [
         ("requests", f"{counts['submitted']:,} submitted: {ended}"),
         (
@@ -227,8 +224,28 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prompt tokens by source", f"{by_tier}; hit rate {_percent(summary['prefix_hit_rate']['token'])}"),
         ("bytes by transport", ", ".join(f"{name} {size(count)}" for name, count in moved.items()) or "none"),
         ("decode ran during", f"{_percent(summary['decode_during_prefill_share'])} of prefill time"),
+        *_engine_rows(summary),
         *proof,
     ]
+
+
+def _engine_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a real engine says of its programs and its memory."""
+    if "padding" not in summary:
+        return []
+    prefill, decode = summary["padding"]["prefill"], summary["padding"]["decode"]
+    expected = "" if prefill["expected"] is None else f"{_percent(prefill['expected'])} expected, "
+    widths, batches = (" ".join(str(size) for size in sizes) for sizes in (prefill["widths"], decode["batches"]))
+    padding = (
+        f"{_percent(prefill['actual'])} of prefill tokens ({expected}widths {widths}), "
+        f"{_percent(decode['actual'])} of decode rows (batches {batches})"
+    )
+    rows = [("padding", padding)]
+    for name, memory in summary["device_memory"].items():
+        sizes = ", ".join(f"{part} {size(memory[f'{part}_bytes'])}" for part in ("weights", "pages", "workspace"))
+        rows.append((f"memory of {name}", f"{' '.join(memory['devices'])}: {sizes}"))
+    late = summary["compilations_after_warm_up"]
+    return [*rows, ("compiled after warm-up", f"{late} programs: see the events of kind compile")] if late else rows
 
 
 def _check_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
+from mcjax import aio
 from mcjax.errors import ConfigError
+from mcjax.types import Recorder
 
 AUTO = "auto"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's own event: a program was made ready, by its compiler or from the cache."""
 
 _logger = logging.getLogger(__name__)
-
-Late = Callable[[str, float, str], None]
-"""Told of a program's name, the seconds that it took, and the thread that waited for it."""
 
 
 def use_cache(where: str | None) -> Path | None:
@@ -61,28 +60,33 @@ def use_cache(where: str | None) -> Path | None:
 
 
 class Watch:
-    """Notices every program that anybody in this process makes ready while it is sealed, hidden ones of JAX too."""
+    """Notices every program that anybody in this process makes ready while it is sealed, hidden ones of JAX too.
 
-    def __init__(self, on_late: Late):
-        self._on_late = on_late
+    Each is warned of, counted, and recorded: as an event of kind `compile`, and as an outcome of the mechanism of that
+    name, since no procedure of a replay would make the event.
+    """
+
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
         self._lock = threading.Lock()
-        self._sealed = False
+        self._clock: aio.Clock | None = None
+        self._recorded = 0
         self.late: list[str] = []
         """Names of the programs that came after the seal, in order."""
 
-    def seal(self) -> None:
-        """From now on all programs should be there. May be called again."""
+    def seal(self, clock: aio.Clock) -> None:
+        """From now on all programs should be there; others are recorded by the loop of this clock."""
         with self._lock:
-            if not self._sealed:
+            if self._clock is None:
                 jax.monitoring.register_event_duration_secs_listener(self._heard)
-                self._sealed = True
+                self._clock = clock
 
     def close(self) -> None:
         """Watch no longer."""
         with self._lock:
-            if self._sealed:
+            if self._clock is not None:
                 jax.monitoring.unregister_event_duration_listener(self._heard)
-                self._sealed = False
+                self._clock = None
 
     def _heard(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         """On whatever thread it was that compiled."""
@@ -90,11 +94,20 @@ class Watch:
             return
         name = str(kwargs.get("fun_name", "a program"))
         name = name.removeprefix("jit(").removesuffix(")")
-        with self._lock:
-            self.late.append(name)
         thread = threading.current_thread().name
         _logger.warning("compiled after warm-up: %s, %.2f s on thread %s", name, duration_secs, thread)
-        self._on_late(name, duration_secs, thread)
+        with self._lock:
+            self.late.append(name)
+            if self._clock is not None:
+                place = thread.removeprefix("mcjax-") if thread.startswith("mcjax-") else ""
+                with contextlib.suppress(RuntimeError):  # the loop has ended: the count remains
+                    self._clock.post(self._record, self._clock, name, place, duration_secs)
+
+    def _record(self, clock: aio.Clock, name: str, place: str, seconds: float) -> None:
+        payload = {"what": name, "place": place, "seconds": seconds}
+        self._recorder.outcome(clock.now_ns(), "compile", self._recorded, payload)
+        self._recorded += 1
+        self._recorder.event(clock.now_ns(), "compile", -1, place, detail=name)
 
 
 def _user_folder() -> Path:

@@ -287,6 +287,15 @@ class JaxExecutor:
             self._pages.replace(pages)
             return np.asarray(sampler(logits, call.words, call.numbers))
 
+    def steps(self, call: Call) -> NDArray[np.int32]:
+        """`fused_steps` decode steps in one call of the device; `[K, B, 2]`, see `step`. For plain samplers."""
+        programs = self.programs()
+        fused = programs.fused(call.batch)
+        with self._pages.consumed() as pages:
+            picked, pages = fused(programs.weights, pages, call.rows, call.words, call.numbers)
+            self._pages.replace(pages)
+            return np.asarray(picked)
+
     def programs(self) -> DevicePrograms:
         """The programs of this executor's device."""
         return self._programs.on(self._device)
@@ -354,12 +363,19 @@ class JaxExecutor:
         self._prepare_step(order)
         start_ns = clock.wall_ns()
         while True:
-            for call in plan.calls():
-                plan.produced(call, self.step(call))
-            self.tally.add(plan)
-            ends_ns.append(clock.wall_ns())
-            if on_step is not None:
-                _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), ends_ns[-1])
+            steps = self._compute(plan, plan.max_steps - len(ends_ns))
+            end_ns = clock.wall_ns()  # of all of them: tokens of fused steps are there together
+            for number, answers in enumerate(steps):
+                if number > 0:
+                    plan.advance()
+                for call, picked in answers:
+                    plan.produced(call, picked)
+                self.tally.add(plan)
+                ends_ns.append(end_ns)
+                if on_step is not None:
+                    _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), end_ns)
+                if plan.finished or plan.failed:  # what was computed beyond is computed again by whoever goes on
+                    break
             if len(ends_ns) == plan.max_steps or plan.finished or plan.failed or self._interrupted.is_set():
                 break
             plan.advance()
@@ -373,6 +389,14 @@ class JaxExecutor:
             failed=dict(sorted(plan.failed.items())),
             logprobs=plan.logprobs(),
         )
+
+    def _compute(self, plan: Plan, steps_left: int) -> list[list[tuple[Call, NDArray[np.int32]]]]:
+        """The answers to the calls of the next step, or of the next few in one go."""
+        together = self.geometry.fused_steps
+        if 1 < together <= steps_left and plan.fusable:
+            assert plan.decode is not None
+            return [[(plan.decode, picked)] for picked in self.steps(plan.decode)]
+        return [[(call, self.step(call)) for call in plan.calls()]]
 
     def _prepare_step(self, order: _Order) -> None:
         self._run_host_jobs()

@@ -107,6 +107,12 @@ class Plan:
         """The calls of one step: each prompt's chunk by itself, then all decodes."""
         return [*self.prefills, self.decode] if self.decode is not None else self.prefills
 
+    @property
+    def fusable(self) -> bool:
+        """Whether the next steps need nothing from the host: plain decodes, each of which feeds what it produced."""
+        plain = self.decode is not None and not self.prefills and not self.decode.full
+        return plain and all(part.next_known < 0 for part in self.parts)
+
     def last_tokens(self) -> list[int | None]:
         """What the last step produced, by item; None for one that does not sample, or has failed."""
         return [

@@ -47,11 +47,21 @@ class Geometry:
     """Pages moved by one call of gather or scatter: wide enough to amortise a call, small enough to pad cheaply."""
     widths: tuple[int, ...] = ()
     """Widths of the prefill programs, ascending; the last is `chunk_tokens`, the only one if none is given."""
+    fused_steps: int = 1
+    """Decode steps in one call, where nothing is asked of the host between them."""
     batches: tuple[int, ...] = ()
     """Rows of the decode programs, ascending; the last is `max_batch`, the only one if none is given."""
 
     def __post_init__(self) -> None:
-        for name in ("pages", "page_tokens", "max_batch", "chunk_tokens", "max_context_tokens", "move_pages"):
+        for name in (
+            "pages",
+            "page_tokens",
+            "max_batch",
+            "chunk_tokens",
+            "max_context_tokens",
+            "move_pages",
+            "fused_steps",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"backend.{name}", getattr(self, name), "must be at least 1")
         object.__setattr__(self, "widths", ladder("backend.prefill_widths", self.widths, self.chunk_tokens))
@@ -168,6 +178,11 @@ class DevicePrograms:
         """`(weights, pages, rows [batch, HEADER + width + N]) -> (logits [batch, V], pages)`"""
         return self._get(f"model {batch}x{width}", lambda name: self._model(name, batch, width))
 
+    def fused(self, batch: int) -> Callable[..., tuple[Array, Array]]:
+        """`fused_steps` of model and plain sampler:
+        `(weights, pages, rows, words, temperatures) -> ([K, batch, 2], pages)`"""
+        return self._get(f"fused {batch}", lambda name: self._fused(name, batch))
+
     def sampler(self, batch: int) -> Callable[..., Array]:
         """`(logits [batch, V], words [batch, 3], temperatures [batch]) -> [batch, 2]`, see `sampling.sample`"""
         return self._get(f"sampler {batch}", lambda name: self._sampler(name, batch))
@@ -248,6 +263,26 @@ class DevicePrograms:
         out = (self.place.whole, self._paged)
         function = self._jit(name, partial(self._programs.logits, width), out, donate=1)
         return function.lower(self.weights, self._pages(geometry.pages + 1), rows)
+
+    def _fused(self, name: str, batch: int) -> Any:
+        programs, geometry = self._programs, self._programs.geometry
+
+        def steps(weights: list[Array], pages: Array, rows: Array, words: Array, temperatures: Array) -> Any:
+            def one(state: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], Array]:
+                pages, rows, words = state
+                logits, pages = programs.logits(1, weights, pages, rows)
+                picked = sample(logits, words, temperatures)
+                # One position further, feeding what came out; rows of padding, whose length is 0, stay where they are.
+                rows = rows.at[:, 1].add(rows[:, 0]).at[:, HEADER].set(picked[:, 0])
+                return (pages, rows, words.at[:, 2].add(1)), picked
+
+            (pages, _, _), picked = jax.lax.scan(one, (pages, rows, words), length=geometry.fused_steps)
+            return picked, pages
+
+        rows = self._spec((batch, HEADER + 1 + geometry.table_width), jnp.int32)
+        words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
+        function = self._jit(name, steps, (self.place.whole, self._paged), donate=1)
+        return function.lower(self.weights, self._pages(geometry.pages + 1), rows, words, temperatures)
 
     def _sampler(self, name: str, batch: int) -> Any:
         logits = self._spec((batch, self._programs.config.vocab), jnp.float32)

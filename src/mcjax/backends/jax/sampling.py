@@ -98,19 +98,24 @@ def _sound(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
     return (jnp.isfinite(logits.max(axis=-1)) & ~jnp.isnan(logits).any(axis=-1)).astype(jnp.int32)
 
 
+def noise(seed: UInt32[Array, " 2"], position: Int[Array, ""], vocabulary: int) -> Float[Array, " V"]:
+    """What is added to a row's logits over temperature, for the token at `position`."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
+    return jax.random.gumbel(key, (vocabulary,), jnp.float32)
+
+
 def _choose(
     logits: Float[Array, "B V"], words: Int[Array, "B W"], temperatures: Float[Array, " B"]
 ) -> Int[Array, " B"]:
-    def noise(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, " V"]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-        return jax.random.gumbel(key, logits.shape[1:], jnp.float32)
+    def drawn(seed: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, " V"]:
+        return noise(seed, position, logits.shape[1])
 
     seeds = jax.lax.bitcast_convert_type(words[:, :2], jnp.uint32)
     warm = temperatures > 0
     scale = jnp.where(warm, temperatures, 1)[:, None]
 
     def noisy() -> Float[Array, "B V"]:
-        return jnp.where(warm[:, None], logits / scale + jax.vmap(noise)(seeds, words[:, 2]), logits)
+        return jnp.where(warm[:, None], logits / scale + jax.vmap(drawn)(seeds, words[:, 2]), logits)
 
     # A vocabulary's worth of noise costs more than the rest together: not for a batch that is greedy throughout.
     scores = jax.lax.cond(warm.any(), noisy, lambda: logits)

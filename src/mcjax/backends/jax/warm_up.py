@@ -34,4 +34,10 @@ def warm_up_jobs(executor: JaxExecutor, prefill: bool, decode: bool) -> list[tup
         executor.write_pages(scratch, executor.read_pages(scratch))
         executor.copy_pages(scratch, scratch)
 
-    return [("page copies", move), *((name, step(batch, width)) for name, batch, width in calls)]
+    def fused(batch: int) -> Job:
+        return lambda: executor.steps(Plan.idle(geometry, batch, 1))
+
+    together = geometry.fused_steps
+    batches = geometry.batches if decode and together > 1 else ()
+    many = [(f"{together} decodes of {batch}", fused(batch)) for batch in batches]
+    return [("page copies", move), *((name, step(batch, width)) for name, batch, width in calls), *many]

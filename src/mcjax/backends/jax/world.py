@@ -12,16 +12,19 @@ import jax
 
 from mcjax import aio
 from mcjax.backends.base import WorldInputs
-from mcjax.backends.jax.buckets import chunks, doublings, padding, tune
+from mcjax.backends.jax.buckets import chunks, doublings, padding
 from mcjax.backends.jax.calibrate import calibrate, measure_link
 from mcjax.backends.jax.compilation import AUTO, Watch, use_cache
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.device_transport import Device
 from mcjax.backends.jax.executor import JaxExecutor
-from mcjax.backends.jax.memory import DeviceMemory, Room, array_bytes, choose_pages, workspace_bytes
+from mcjax.backends.jax.judge import Judge, reference_geometry
+from mcjax.backends.jax.memory import DeviceMemory, array_bytes, workspace_bytes
 from mcjax.backends.jax.meshes import allot, check_divides, read_meshes
+from mcjax.backends.jax.numerics import NUMERICS, TOLERANCES
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.backends.jax.sizing import buckets_of, device_name, pages_that_fit, widths_for
 from mcjax.backends.jax.tally import wasted
 from mcjax.backends.jax.warm_up import warm_up_jobs
 from mcjax.cost.base import CostModel
@@ -38,20 +41,13 @@ from mcjax.types import KVFormat, NullRecorder, Recorder, Role
 T = TypeVar("T")
 
 
-NUMERICS = ("invariant", "fast")
-PREFILL_WIDTHS = 4
-"""How many widths `auto` chooses, at most: each is a program to compile."""
-WIDTH_MULTIPLE = 8
-"""Of the widths that `auto` chooses: vector units like round numbers."""
-
-
 class JaxWorld:
     """Implements `mcjax.backends.base.World` with the model of a shape: its checkpoint, or built-in weights of `seed`.
 
     `pages`: device pages of each instance (None: as many as fit); `pool_blocks`: DRAM blocks of each node; `poison`:
     overwrite what is released with NaN; `roles`: of all instances to come, in the order in which they are made; `mesh`:
-    devices of an instance, by role (`meshes.read_meshes`); `prompt_tokens`: a sample of prompt lengths, for the choice
-    of shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
+    devices of an instance, by role (`meshes.read_meshes`); `uncached_tokens`: of a sample of prompts, for the choice of
+    shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
     """
 
     name = "jax"
@@ -71,27 +67,35 @@ class JaxWorld:
         pool_blocks: int = 1024,
         poison: bool = False,
         numerics: str = "invariant",
+        tolerance: float | None = None,
         prefill_widths: Sequence[int] | str = AUTO,
         decode_batches: Sequence[int] | str = AUTO,
+        fused_steps: int = 1,
         mesh: object = None,
         memory_share: float = 0.9,
         memory_bytes: int | None = None,
         compilation_cache: str | None = None,
         attention: str = "blockwise",
         roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
-        prompt_tokens: Callable[[], Sequence[int]] = lambda: (),
+        uncached_tokens: Callable[[], Sequence[int]] = lambda: (),
         recorder: Recorder | None = None,
     ):
         if numerics not in NUMERICS:
             raise ConfigError("backend.numerics", numerics, "not supported", NUMERICS)
+        if numerics == "invariant" and fused_steps != 1:
+            raise ConfigError("backend.fused_steps", fused_steps, "numerics=invariant never fuses", [1])
         if max_context_tokens > shape.max_context_tokens:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
         self._shape = shape
         self._fingerprint = catalogue.fingerprint(shape, seed)
         self._seed = seed
+        self.tolerance = TOLERANCES[shape.dtype_bytes] if tolerance is None else tolerance
+        """By how much a logit may differ from the reference engine's."""
+        if not self.tolerance > 0:
+            raise ConfigError("backend.tolerance", tolerance, "must be more than 0")
         self.shares_decoded = numerics == "fast"  # else a decoded block's bits differ from what a prefill would give
-        self._sample = chunks(prompt_tokens(), chunk_tokens) if numerics == "fast" else []
+        self._sample = chunks(uncached_tokens(), chunk_tokens) if numerics == "fast" else []
         fast = numerics == "fast"
         self._wanted_pages, self._memory_share, self._memory_bytes = pages, memory_share, memory_bytes
         self._geometry = Geometry(
@@ -100,8 +104,9 @@ class JaxWorld:
             max_batch,
             chunk_tokens,
             max_context_tokens,
-            widths=_buckets("prefill_widths", prefill_widths, fast, lambda: _widths(self._sample, chunk_tokens)),
-            batches=_buckets("decode_batches", decode_batches, fast, lambda: doublings(max_batch)),
+            widths=buckets_of("prefill_widths", prefill_widths, fast, lambda: widths_for(self._sample, chunk_tokens)),
+            fused_steps=fused_steps,
+            batches=buckets_of("decode_batches", decode_batches, fast, lambda: doublings(max_batch)),
         )
         if pages is not None and pages < self._geometry.table_width:
             raise ConfigError(
@@ -120,6 +125,7 @@ class JaxWorld:
         groups = allot(sizes, len(self._devices))
         self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
         self._places: dict[str, Place] = {}
+        self._loaded: Llama | None = None
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
         self._made: list[JaxExecutor] = []
@@ -128,9 +134,7 @@ class JaxWorld:
         self._local = Local(self._recorder)
         self._cost: CostModel | None = None
         self._link: tuple[float, float] | None = None
-        self._watch = Watch(self._compiled_late)
-        self._clock: aio.Clock | None = None
-        self._recorded_late = 0
+        self._watch = Watch(self._recorder)
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `main` on a stock asyncio loop; whatever ends it, no thread is left behind."""
@@ -146,7 +150,7 @@ class JaxWorld:
 
     def devices(self) -> list[str]:
         used = dict.fromkeys(device for place in self._groups for device in place.devices)
-        return [f"{_name(device)} {device.device_kind}" for device in used]
+        return [f"{device_name(device)} {device.device_kind}" for device in used]
 
     def kv_format(self) -> KVFormat:
         """One group of full attention; the fingerprint names weights and dtype."""
@@ -169,10 +173,18 @@ class JaxWorld:
 
         `instances` are those that join later too: nothing is compiled once this is done, or it is told of.
         """
-        self._clock = aio.clock()
         report("weights", 0.0)
         places = {name: self._place(name) for name, _ in instances}
-        self._choose_pages(instances, places)
+        pages = pages_that_fit(
+            lambda geometry: Programs(self._model(), geometry, self._attention),
+            self._geometry,
+            self._wanted_pages,
+            [(places[name], role) for name, role in instances],
+            self._limit_bytes,
+            self._memory_share,
+        )
+        self._geometry = dataclasses.replace(self._geometry, pages=pages)
+        self._programs = None
         jobs = [
             (name, what, job)
             for name, role in instances
@@ -192,27 +204,16 @@ class JaxWorld:
                     executor.poison(range(self._geometry.pages))
         self._link = measure_link(self._recorder)
         self._record_shape()
-        self._watch.seal()
+        self._watch.seal(aio.clock())
         report("ready", 1.0)
-
-    def _choose_pages(self, instances: Sequence[tuple[str, Role]], places: dict[str, Place]) -> None:
-        """Settle how many pages there are. Where a device says what it holds, programs are compiled to find out."""
-        limits = {device: self._limit_bytes(device) for place in places.values() for device in place.devices}
-        rooms: list[Room] = []
-        if any(limits.values()):
-            # A program's workspace does not grow with the number of pages: a small one shows it.
-            least = dataclasses.replace(self._geometry, pages=self._geometry.table_width)
-            probe = Programs(self._model(), least, self._attention)
-            for device, limit in limits.items():
-                here = [(places[name], role) for name, role in instances if device in places[name].devices]
-                if limit:
-                    rooms.append(_room(probe, here, limit))
-        pages = choose_pages(self._wanted_pages, self._geometry.table_width, rooms, self._memory_share)
-        self._geometry = dataclasses.replace(self._geometry, pages=pages)
-        self._programs = None
 
     def _limit_bytes(self, device: Any) -> int | None:
         return self._memory_bytes or (device.memory_stats() or {}).get("bytes_limit")
+
+    def reference(self) -> Judge:
+        """What the tokens of a run are held against where they may differ from it by rounding. In no run's loop."""
+        programs = Programs(self._model(), reference_geometry(self._geometry), self._attention)
+        return Judge(programs, self._devices[0])
 
     def figures(self) -> dict[str, Any]:
         """What `summary.json` says of this world: late compilations, memory of each instance, padding."""
@@ -237,25 +238,11 @@ class JaxWorld:
         place = self._places[name]
         programs = self._model_programs().on(place)
         return DeviceMemory(
-            tuple(_name(device) for device in place.devices),
+            tuple(device_name(device) for device in place.devices),
             array_bytes(programs.weights),
             programs.page_bytes * (self._geometry.pages + 1),
             workspace_bytes(programs.compiled),
         )
-
-    def _compiled_late(self, what: str, seconds: float, thread: str) -> None:
-        """On the thread that compiled: the loop is told, which writes it down."""
-        assert self._clock is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended: the count remains
-            self._clock.post(self._record_late, what, seconds, thread.removeprefix("mcjax-"))
-
-    def _record_late(self, what: str, seconds: float, place: str) -> None:
-        assert self._clock is not None
-        now_ns = self._clock.now_ns()
-        payload = {"what": what, "place": place, "seconds": seconds}
-        self._recorder.outcome(now_ns, "compile", self._recorded_late, payload)
-        self._recorded_late += 1
-        self._recorder.event(now_ns, "compile", -1, place, detail=what)
 
     def _record_shape(self) -> None:
         """What a replay must know of this world, as the only outcome of the mechanism `world`."""
@@ -302,7 +289,9 @@ class JaxWorld:
         self._watch.close()
 
     def _model(self) -> Llama:
-        return catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
+        if self._loaded is None:
+            self._loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
+        return self._loaded
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
@@ -324,45 +313,6 @@ class JaxWorld:
         return self._executors[name]
 
 
-def _name(device: Any) -> str:
-    return f"{device.platform}:{device.id}"
-
-
-def _room(programs: Programs, here: Sequence[tuple[Place, Role]], limit_bytes: int) -> Room:
-    """What instances of these places and roles leave on a device that all of them use."""
-    geometry = programs.geometry
-    workspaces: list[int] = []
-    for place, role in here:
-        on = programs.on(place)
-        shapes = [(1, width) for width in geometry.widths if role is not Role.DECODE]
-        shapes += [(batch, 1) for batch in geometry.batches if role is not Role.PREFILL]
-        for batch, width in shapes:
-            on.model(batch, width)
-        workspaces.append(workspace_bytes(on.compiled))
-    places = dict.fromkeys(place for place, _ in here)
-    weights = sum(array_bytes(programs.on(place).weights) for place in places)
-    page = max(programs.on(place).page_bytes for place in places)
-    return Room(limit_bytes, weights, tuple(workspaces), page)
-
-
-def _buckets(
-    key: str, wanted: Sequence[int] | str, fast: bool, chosen: Callable[[], tuple[int, ...]]
-) -> tuple[int, ...]:
-    """What a config says of the shapes of a phase; () for the one shape of `numerics=invariant`."""
-    if wanted == AUTO:
-        return chosen() if fast else ()
-    if isinstance(wanted, str):
-        raise ConfigError(f"backend.{key}", wanted, "must be a list of whole numbers, or auto")
-    if not fast:
-        raise ConfigError(f"backend.{key}", list(wanted), "numerics=invariant has one shape", [AUTO])
-    return tuple(wanted)
-
-
-def _widths(sample: Sequence[int], chunk_tokens: int) -> tuple[int, ...]:
-    """Widths for a sample of chunks; without one, as for chunks of any length."""
-    return tune(sample or range(1, chunk_tokens + 1), chunk_tokens, PREFILL_WIDTHS, WIDTH_MULTIPLE)
-
-
 def _ask_for_cpu_devices(count: int) -> None:
     # Once JAX is in use the number is fixed: what there is must then do.
     with contextlib.suppress(RuntimeError):
@@ -372,10 +322,12 @@ def _ask_for_cpu_devices(count: int) -> None:
 def make_world(
     inputs: WorldInputs,
     numerics: str,
+    tolerance: float | None,
     chunk_tokens: int,
     prefill_widths: Sequence[int] | str,
     max_batch: int,
     decode_batches: Sequence[int] | str,
+    fused_steps: int,
     max_context_tokens: int,
     pages: int | None,
     memory_share: float,
@@ -397,14 +349,16 @@ def make_world(
         pool_blocks=pool_blocks,
         poison=poison,
         numerics=numerics,
+        tolerance=tolerance,
         prefill_widths=prefill_widths,
         decode_batches=decode_batches,
+        fused_steps=fused_steps,
         mesh=mesh,
         memory_share=memory_share,
         memory_bytes=memory_bytes,
         compilation_cache=compilation_cache,
         attention=inputs.attention,
         roles=inputs.roles,
-        prompt_tokens=inputs.prompt_tokens,
+        uncached_tokens=inputs.uncached_tokens,
         recorder=inputs.recorder,
     )

@@ -1,0 +1,37 @@
+"""When two engines must agree to the bit, and by how much they may differ otherwise. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mcjax.backends.jax.meshes import read_meshes
+from mcjax.types import Role, Sampling, Tokens
+
+NUMERICS = ("invariant", "fast")
+
+TOLERANCES = {2: 1.0, 4: 5e-4}
+"""By bytes a weight: how far two engines' logits for one token may lie apart, as they round in another order. A few
+times what was measured (docs/backends-jax.md)."""
+
+
+def common_mesh(numerics: str, mesh: object, roles: Sequence[Role]) -> int | None:
+    """The one mesh size of all instances, if their tokens and bytes are then those of any engine of that size; else
+    None: what they compute differs from one to another by rounding."""
+    sizes = {*read_meshes(mesh).sizes(roles)}
+    return min(sizes) if numerics == "invariant" and len(sizes) == 1 else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine made of a prompt. At least one token of output."""
+
+    prompt: Tokens
+    output: Tokens
+    sampling: Sampling
+
+
+def comparable(sampling: Sampling) -> bool:
+    """Whether a small error of the logits bounds how far a token can fall short: filters cut where logits are close,
+    and penalties scale them."""
+    return dataclasses.replace(sampling, logprobs=None).plain
