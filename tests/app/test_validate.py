@@ -121,6 +121,7 @@ def test_a_calibration_gives_medians_factors_and_lines() -> None:
     spread = found.spread()["prefill"]  # the pass of 8 ms was slow as a whole
     assert (spread.fleeting[0], spread.fleeting[-1]) == (0.5, 4.5)
     assert (spread.lasting[0], spread.lasting[-1]) == (1.0, 4.0)
+    assert 0.5 <= spread.least < 0.6
     assert Found.of_json(json.loads(json.dumps(found.as_json()))) == found
     assert found.merged(found).prefill_beside == {(0, 16): [[3e6], [3e6]]}
     assert line({1: [110.0], 2: [120.0, 900.0, 100.0], 4: [140.0]}) == Line(100, 10)

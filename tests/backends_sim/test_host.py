@@ -198,9 +198,19 @@ def test_what_a_measured_machine_has_not_is_refused(measured: list[str]) -> None
         mcjax.run([*measured, "backend.spine_bytes_per_s=1e9"])
 
 
-def test_hand_offs_spread_too() -> None:
+def test_no_step_is_faster_than_any_was() -> None:
     async def main() -> list[int]:
-        overheads = replace(MACHINE.overheads, factors=(1.0, 1.0, 5.0))
+        spread = {"decode": Spread((0.1, 0.1), (0.1, 1.0), 0.6)}
+        own, _ = executor(Host({}), replace(MACHINE, spread=spread))
+        progress = await own.run(StepPlan([item(Kind.DECODE, 200)]), 10)
+        return np.diff(progress.ends_ns, prepend=progress.start_ns).tolist()
+
+    assert virtually(main) == 10 * [STEP_NS * 6 // 10]
+
+
+def test_hand_offs_from_plan_to_plan_spread_too() -> None:
+    async def main() -> list[int]:
+        overheads = replace(MACHINE.overheads, plan_factors=(1.0, 1.0, 5.0))
         own, _ = executor(Host({}), replace(MACHINE, overheads=overheads))
         starts: list[int] = []
         for _ in range(40):

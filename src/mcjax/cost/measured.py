@@ -74,8 +74,9 @@ class Overheads:
     """The same for decode steps that are not of one plan."""
     copy_ns: int
     """Until a copy is in the hands of its thread."""
-    factors: tuple[float, ...] = (1.0,)
-    """What each takes over its median: quantiles, from the least to the most. A few take many times what most do."""
+    plan_factors: tuple[float, ...] = (1.0,)
+    """What hand-offs from plan to plan take over their median: quantiles, from the least to the most. A few take many
+    times what most do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Spread:
     """One for all steps that begin within `LASTING_NS`: for a while the machine is slower, or faster."""
     fleeting: tuple[float, ...]
     """One for each step."""
+    least: float = 0.0
+    """Both together are never below it: however lucky, a step has its work to do."""
 
 
 def at(quantiles: tuple[float, ...], rank: float) -> float:
@@ -210,7 +213,9 @@ def _machine(content: dict[str, Any]) -> Machine:
         copies=Copies(**{name: Line(**line) for name, line in copies.items()}),
         overheads=_overheads(content["overheads"]),
         spread={
-            kind: Spread(tuple(map(float, factors["lasting"])), tuple(map(float, factors["fleeting"])))
+            kind: Spread(
+                tuple(map(float, factors["lasting"])), tuple(map(float, factors["fleeting"])), float(factors["least"])
+            )
             for kind, factors in content["spread"].items()
         },
         notes=content.get("notes", {}),
@@ -218,5 +223,5 @@ def _machine(content: dict[str, Any]) -> Machine:
 
 
 def _overheads(content: dict[str, Any]) -> Overheads:
-    medians = {name: int(value) for name, value in content.items() if name != "factors"}
-    return Overheads(**medians, factors=tuple(map(float, content["factors"])))
+    medians = {name: int(value) for name, value in content.items() if name != "plan_factors"}
+    return Overheads(**medians, plan_factors=tuple(map(float, content["plan_factors"])))

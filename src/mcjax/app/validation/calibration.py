@@ -85,9 +85,9 @@ async def calibrate(
         for beside in (False, True) if bench.apart else (False,):
             company = "beside" if beside else "without"
             report(f"measuring chunks {company} decode steps", share)
-            await _chunks(bench, effort, found, beside)
+            await _chunks(bench, effort, found, beside, done)
             report(f"measuring decode steps {company} chunks", share)
-            await _steps(bench, effort, found, beside)
+            await _steps(bench, effort, found, beside, done)
     report("measured", 1.0)
     return found
 
@@ -154,7 +154,7 @@ async def _fill(bench: Bench) -> None:
         await _move(bench, second, bench.decode.pages, slots, pages, checksum=True)
 
 
-async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
+async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool, turn: int) -> None:
     executor, other = bench.prefill.executor, bench.decode.executor
     times = found.prefill_beside if beside else found.prefill_alone
     last: list[float] = []
@@ -166,13 +166,13 @@ async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> N
             await _decode(other, batch, context // 4, max(1, context // 2))
 
     async with _company(decode_on if beside else None, other):
-        for start, length in _chunk_points(executor, effort):
+        for start, length in _from(_chunk_points(executor, effort), turn, effort.rounds):
             await _rest(last)
             last = [await _chunk(executor, start, length) for _ in range(effort.repeats)]
             times[start, length].append(last)
 
 
-async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
+async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool, turn: int) -> None:
     executor, other = bench.decode.executor, bench.prefill.executor
     times = found.decode_beside if beside else found.decode_alone
     last: list[float] = []
@@ -184,10 +184,16 @@ async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> No
             await _chunk(other, (capacity.max_context_tokens - length) // 2, length)
 
     async with _company(chunk_on if beside else None, other):
-        for batch, context in _decode_points(executor, effort):
+        for batch, context in _from(_decode_points(executor, effort), turn, effort.rounds):
             await _rest(last)
             last = await _decode(executor, batch, context, effort.steps)
             times[batch, context].append(last)
+
+
+def _from(points: list[tuple[int, int]], turn: int, turns: int) -> list[tuple[int, int]]:
+    """Every pass begins at another point, so that none always comes first after something else."""
+    first = turn * len(points) // turns
+    return points[first:] + points[:first]
 
 
 async def _rest(last: Sequence[float]) -> None:

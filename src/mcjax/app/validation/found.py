@@ -17,6 +17,9 @@ from mcjax.types import NS_PER_S
 QUANTILES = 513
 """Of the spread: fine enough for a ninety-ninth percentile."""
 
+LEAST = QUANTILES // 100
+"""Which of them counts as the least that a step may take: the first percentile."""
+
 
 Passes = dict[tuple[int, int], list[list[float]]]
 """By point, (start, length) or (batch, context): nanoseconds of equal steps, a list a pass."""
@@ -120,7 +123,8 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread:
     lasting = quantiles([median(ratios) for ratios in groups for _ in ratios])
     fleeting = quantiles([ratio / median(ratios) for ratios in groups for ratio in ratios])
     both = float(np.median(np.outer(lasting, fleeting)))
-    return Spread(tuple(round(factor / both, 4) for factor in lasting), fleeting)
+    least = quantiles([ratio for ratios in groups for ratio in ratios])[LEAST]
+    return Spread(tuple(round(factor / both, 4) for factor in lasting), fleeting, least)
 
 
 def quantiles(ratios: Sequence[float]) -> tuple[float, ...]:

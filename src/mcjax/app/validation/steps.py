@@ -127,10 +127,8 @@ def overheads_of(runs: Sequence[Run], copies: Copies, page_tokens: int) -> Overh
     prefill_ns, decode_ns = median(chunk or step or [0]), median(step or chunk or [0])
     copy_ns = max(0.0, median(hops or [0]))
     idle_ns = max(prefill_ns, median(waits or [0]) - copy_ns)
-    ratios = [
-        gap / median(gaps) for gaps in (chunk, step, hops) if len(gaps) >= ENOUGH and median(gaps) > 0 for gap in gaps
-    ]
-    factors = quantiles([max(0.0, ratio) for ratio in ratios] or [1.0])
+    ratios = [gap / median(kind) for kind in (chunk, step) if len(kind) >= ENOUGH and median(kind) for gap in kind]
+    factors = quantiles(ratios or [1.0])
     return Overheads(round(idle_ns), round(prefill_ns), round(decode_ns), round(copy_ns), factors)
 
 

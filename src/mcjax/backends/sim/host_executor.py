@@ -58,7 +58,7 @@ class HostExecutor(SimExecutor):
         chunks = any(item.kind is Kind.PREFILL for item in items)
         kind = PREFILL if chunks else DECODE
         steps = 1 if chunks else max(1, min(max_steps, *left))
-        durations_ns = self._durations_ns(items, steps, kind)
+        clean_ns = self._clean_ns(items, steps, chunks)
         handed_ns = self._hand_off_ns(chunks)
         self._interrupted = False
         start_ns = 0
@@ -66,7 +66,7 @@ class HostExecutor(SimExecutor):
         done: asyncio.Future[None] = aio.new_future()
 
         def step() -> Job:
-            return Job(kind, round(durations_ns[len(ends_ns)] * self._lasting(kind)), ended)
+            return Job(kind, self._duration_ns(kind, clean_ns[len(ends_ns)]), ended)
 
         def begin() -> Job:
             nonlocal start_ns
@@ -94,27 +94,22 @@ class HostExecutor(SimExecutor):
 
     def _hand_off_ns(self, chunks: bool) -> int:
         overheads = self._overheads
-        if not chunks:
-            usual_ns = overheads.decode_plan_ns
-        elif aio.now_ns() == self._last_end_ns:
-            usual_ns = overheads.prefill_plan_ns
-        else:
-            usual_ns = overheads.prefill_idle_ns
-        return round(usual_ns * at(overheads.factors, float(self._rng.random())))
+        if chunks and aio.now_ns() != self._last_end_ns:
+            return overheads.prefill_idle_ns
+        usual_ns = overheads.prefill_plan_ns if chunks else overheads.decode_plan_ns
+        return round(usual_ns * at(overheads.plan_factors, float(self._rng.random())))
 
-    def _durations_ns(self, items: list[StepItem], steps: int, kind: str) -> list[int]:
+    def _clean_ns(self, items: list[StepItem], steps: int, chunks: bool) -> list[int]:
         """What each step takes on an idle host, as fast as it usually is."""
-        if kind == PREFILL:
-            clean_ns = np.array([self._chunk_ns(items)], np.int64)
-        else:
-            longest = max(item.start for item in items)
-            clean_ns = self._cost.step_ns(len(items), len(items) * longest, steps)
+        if chunks:
+            return [self._chunk_ns(items)]
+        longest = max(item.start for item in items)
+        return self._cost.step_ns(len(items), len(items) * longest, steps).tolist()
+
+    def _duration_ns(self, kind: str, clean_ns: int) -> int:
+        """What a step that begins now takes on an idle host."""
         spread = self._spread.get(kind)
         if spread is None:
-            return clean_ns.tolist()
-        factors = [at(spread.fleeting, rank) for rank in self._rng.random(len(clean_ns)).tolist()]
-        return np.rint(clean_ns * np.array(factors)).astype(np.int64).tolist()
-
-    def _lasting(self, kind: str) -> float:
-        spread = self._spread.get(kind)
-        return 1.0 if spread is None else at(spread.lasting, self._host.rank())
+            return clean_ns
+        factor = at(spread.lasting, self._host.rank()) * at(spread.fleeting, float(self._rng.random()))
+        return round(clean_ns * max(factor, spread.least))
