@@ -72,7 +72,7 @@ class Ours:
             ]
         )
         # Zeros, not the NaN of new pages: what lies before `start` must look computed.
-        pages = [jnp.zeros_like(programs.new_pages(on_device.place))]
+        pages = [jnp.zeros_like(on_device.new_pages())]
 
         def step() -> None:
             logits, pages[0] = program(on_device.weights, pages[0], rows)

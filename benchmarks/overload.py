@@ -51,7 +51,7 @@ def run(out: Path, options: argparse.Namespace) -> dict[str, Any]:
         result[name] = {
             **done.row(),
             "preemptions": done.events.get("preempt", 0),
-            "retries": done.events.get("retry", 0),
+            "retries": done.events.get("retry", 0) + done.events.get("recompute", 0),
             "events": done.events,
         }
     for name in ("overload_swap", "overload_recompute"):

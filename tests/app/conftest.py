@@ -45,7 +45,7 @@ def mcjax(place: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Answe
 def fresh(place: Path) -> Callable[..., Answer]:
     """The command line, or `python -c`, in a process of its own."""
 
-    def call(*arguments: str, code: str = "") -> Answer:
+    def call(*arguments: str, code: str = "", timeout_s: float = 100) -> Answer:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "JAX_PLATFORMS": "cpu"}
         start = ["-c", code] if code else ["-m", "mcjax.cli"]
         done = subprocess.run(
@@ -54,7 +54,7 @@ def fresh(place: Path) -> Callable[..., Answer]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=timeout_s,
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 

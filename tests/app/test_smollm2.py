@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from conftest_app import Answer
 
-pytestmark = pytest.mark.check_long  # each compiles 30 layers
+pytestmark = [pytest.mark.check_long, pytest.mark.timeout(300)]  # each compiles 30 layers
 
 Command = Callable[..., Answer]
 
@@ -32,12 +32,12 @@ print(tokenizer_for(model("smollm2")).decode(ids))
 
 @pytest.mark.parametrize("cluster", ["1p1d", "1m"])
 def test_the_capital_of_france(fresh: Command, smollm2: str, cluster: str) -> None:
-    answer = fresh(f"cluster={cluster}", code=CODE)
+    answer = fresh(f"cluster={cluster}", code=CODE, timeout_s=280)
     assert answer.status == 0, answer.err
     assert answer.out.splitlines() == [str(ANSWER_IDS), "The capital of France is Paris."]
 
 
 def test_the_same_in_bfloat16(fresh: Command, smollm2: str) -> None:
-    answer = fresh("cluster=1m", "model.dtype_bytes=2", "model.kv_dtype_bytes=2", code=CODE)
+    answer = fresh("cluster=1m", "model.dtype_bytes=2", "model.kv_dtype_bytes=2", code=CODE, timeout_s=280)
     assert answer.status == 0, answer.err
     assert answer.out.splitlines() == [str(ANSWER_IDS), "The capital of France is Paris."]

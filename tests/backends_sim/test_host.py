@@ -196,3 +196,20 @@ def test_what_a_measured_machine_has_not_is_refused(measured: list[str]) -> None
         mcjax.run([*measured, "kvpool.block_tokens=16"])
     with pytest.raises(ConfigError, match=r"backend\.spine_bytes_per_s"):
         mcjax.run([*measured, "backend.spine_bytes_per_s=1e9"])
+
+
+def test_hand_offs_spread_too() -> None:
+    async def main() -> list[int]:
+        overheads = replace(MACHINE.overheads, factors=(1.0, 1.0, 5.0))
+        own, _ = executor(Host({}), replace(MACHINE, overheads=overheads))
+        starts: list[int] = []
+        for _ in range(40):
+            begun_ns = aio.now_ns()
+            progress = await own.run(StepPlan([item(Kind.DECODE, 200)]), 1)
+            starts.append(progress.start_ns - begun_ns)
+        return starts
+
+    starts = sorted(virtually(main))
+    assert starts[0] == 200
+    assert 600 < starts[-1] <= 1000
+    assert starts == sorted(virtually(main))

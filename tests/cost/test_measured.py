@@ -41,7 +41,7 @@ MACHINE = Machine(
     steps=STEPS,
     slowdown={"prefill": {"decode": 1.5}, "decode": {"prefill": 1.25}},
     copies=Copies(Line(100, 10), Line(200, 20), Line(50, 5)),
-    overheads=Overheads(400, 300, 200, 100),
+    overheads=Overheads(400, 300, 200, 100, (0.5, 1.0, 4.0)),
     spread={"decode": Spread((0.8, 1.5), (0.9, 1.0, 1.3))},
     notes={"by": "a test"},
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -31,10 +33,10 @@ class Chunks:
         return self.pieces[token]
 
 
-def first_stop(text: str, stops: list[str]) -> tuple[int, int] | None:
-    """(end, start) of the first stop string to be complete, from a look at every place."""
+def first_stop(text: str, stops: list[str], counts: Callable[[int], bool]) -> tuple[int, int] | None:
+    """(end, start) of the first stop string to be complete, from a look at every place; of ends that count."""
     places = [(end, start) for end in range(len(text) + 1) for start in range(end) if text[start:end] in stops]
-    return min(places, default=None)
+    return min((place for place in places if counts(place[0])), default=None)
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -73,24 +75,31 @@ def test_joined_pieces_are_the_whole_text_and_no_half_character_is_shown(data: b
     st.text(st.sampled_from("ab🙂"), max_size=20),
     st.lists(st.text(st.sampled_from("ab🙂"), min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(0, 99)),
+    st.sampled_from([0, 0, 1, 2, 4]),
 )
-@example("aab", ["ab", "aab"], [1, 2])
-@example("abab", ["abb", "ba"], [2])
-@example("xaaab", ["aab", "a🙂"], [1, 2, 3])
-def test_stop_strings_wherever_tokens_end(text: str, stops: list[str], cuts: list[int]) -> None:
+@example("aab", ["ab", "aab"], [1, 2], 0)
+@example("abab", ["abb", "ba"], [2], 0)
+@example("xaaab", ["aab", "a🙂"], [1, 2, 3], 0)
+@example("abab", ["a", "bab"], [1, 2, 3], 4)
+@example("bbaa", ["a", "bbab"], [1, 2, 3], 4)
+def test_stop_strings_wherever_tokens_end(text: str, stops: list[str], cuts: list[int], min_tokens: int) -> None:
     tokenizer = Chunks(cut(text.encode(), cuts))
-    stream = TextStream(tokenizer, stops)
+    ends = [len(b"".join(tokenizer.pieces[: count + 1])) for count in range(tokenizer.vocab_size)]
+
+    def completes(end: int) -> int:
+        """With how many tokens the text is there up to `end`."""
+        return next(count for count, size in enumerate(ends, start=1) if size >= len(text[:end].encode()))
+
+    stream = TextStream(tokenizer, stops, min_tokens)
     sent = stream.push(range(tokenizer.vocab_size)) + stream.finish()
-    found = first_stop(text, stops)
+    found = first_stop(text, stops, lambda end: completes(end) >= min_tokens)
     if found is None:
         assert (sent, stream.stop, stream.stopped_after) == (text, None, None)
         return
     end, start = found
     assert sent == text[:start]
     assert stream.stop == text[start:end]
-    ends = [len(b"".join(tokenizer.pieces[: count + 1])) for count in range(tokenizer.vocab_size)]
-    completed = next(count for count, size in enumerate(ends, start=1) if size >= len(text[:end].encode()))
-    assert stream.stopped_after == completed
+    assert stream.stopped_after == completes(end)
 
 
 @given(

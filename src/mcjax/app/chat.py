@@ -31,12 +31,12 @@ from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
 from mcjax.app.run import build, compose, made, plain_of, track_settings
 from mcjax.app.runner import Rehearsal, service_of
-from mcjax.engine.detokenize import TextStream
 from mcjax.engine.frontend import Ticket
 from mcjax.engine.service import Service
 from mcjax.errors import ChatTemplateError, ConfigError, McjaxError, UserError
 from mcjax.kvpool.keys import KeyTable
 from mcjax.models.tokenizer import tokenizer_for
+from mcjax.sched.output import LENGTH
 from mcjax.track import console
 from mcjax.track.recorder import TableRecorder
 from mcjax.types import NS_PER_S, ChatMessage, Request, RequestRow, RequestState, Sampling, Tokenizer, Tokens
@@ -45,11 +45,14 @@ from mcjax.workload.text import sampling_of
 
 DEFAULTS = (
     "workload=text",
-    "++backend.pages=128",  # ++: not every backend has it; that is refused in our own words
+    # ++: not every backend has these; that is refused in our own words
+    "++backend.pages=128",
     "++backend.pool_blocks=512",
-    "engine.max_steps=1",
+    "++backend.numerics=fast",
+    "++backend.max_batch=1",
+    "++backend.prefill_widths=[64]",
 )
-"""One who talks needs less room than a workload, and every token as it comes. What the user says comes after."""
+"""One who talks needs less room than a workload, and waits for every token. What the user says comes after."""
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
@@ -268,35 +271,32 @@ class Chat:
             sampling=dataclasses.replace(sampling, seed=sampling.seed + self._requests),
         )
         self._requests += 1
-        stream = TextStream(self._tokenizer, sampling.stop_strings)
         came_ns: list[int] = []
 
         def listen(tokens: Tokens | None, ends_ns: NDArray[np.int64]) -> None:
-            if tokens is not None and stream.stop is None:
-                came_ns.extend(ends_ns.tolist())
-                _say(shown(stream.push(tokens.tolist())))
-                if stream.stop is not None and self._ticket is not None:
-                    self._ticket.cancel()  # nobody reads on
+            came_ns.extend(ends_ns.tolist())
 
-        self._ticket = service.frontend.submit(request, listen)
+        self._ticket = service.frontend.submit(request, listen, lambda output, text: _say(shown(text)))
         try:
             row = await self._ticket.task
         finally:
             self._ticket = None
-        _say(shown(stream.finish()) + "\n")
+        _say("\n")
         stopped = row.state is RequestState.CANCELLED
         if row.state is not RequestState.COMPLETED and not (stopped and row.output):
             _say(f"({row.reason or row.state})\n")
             return
-        self._messages = [*messages, {"role": "assistant", "content": (row.output or [])[: stream.stopped_after]}]
-        _say(f"({'stopped, ' if stopped and stream.stop is None else ''}{figures(row, came_ns)})\n")
+        self._messages = [*messages, {"role": "assistant", "content": row.output or []}]
+        ended = "stopped, " if stopped else f"cut off after {len(came_ns)}, " if row.finish_reason == LENGTH else ""
+        _say(f"({ended}{figures(row, came_ns)})\n")
 
 
 def figures(row: RequestRow, came_ns: Sequence[int]) -> str:
     """Time to first token, rate of the tokens after it (`came_ns`), and how much of the prompt came from the cache."""
     parts = [f"first token after {console.duration((row.first_token_ns - row.request.arrival_ns) / NS_PER_S)}"]
     if came_ns[-1] > came_ns[0]:
-        parts.append(f"{(len(came_ns) - 1) * NS_PER_S / (came_ns[-1] - came_ns[0]):.3g} tokens/s")
+        rate = (len(came_ns) - 1) * NS_PER_S / (came_ns[-1] - came_ns[0])
+        parts.append(f"{rate:,.0f} tokens/s" if rate >= 100 else f"{rate:.3g} tokens/s")
     cached = row.local_tokens + row.remote_tokens
     parts.append(f"{cached} of {row.request.prompt_tokens} prompt tokens from the cache")
     return ", ".join(parts)

@@ -143,8 +143,10 @@ def compare(run: Result, colocated: Result) -> Verified:
         if row.state is not RequestState.COMPLETED:
             raise VerificationError(f"request {row.request.request_id} {row.state}: {row.reason}")
         other = expected[row.request.request_id]
-        if row.output != other.output:
-            ours, theirs = row.output or [], other.output or []
+        for ours, theirs in zip(_outputs(row), _outputs(other), strict=True):
+            if ours == theirs:
+                tokens += len(ours)
+                continue
             where = next(
                 (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(theirs)
             )
@@ -152,7 +154,6 @@ def compare(run: Result, colocated: Result) -> Verified:
                 f"request {row.request.request_id} differs from the colocated engine at output token {where}: "
                 f"{ours[where : where + 3]} instead of {theirs[where : where + 3]}"
             )
-        tokens += len(row.output or ())
     common = [key for key in run.checksums if key in colocated.checksums]
     for key in common:
         if run.checksums[key] != colocated.checksums[key]:
@@ -160,6 +161,10 @@ def compare(run: Result, colocated: Result) -> Verified:
     if not tokens or not common:
         raise VerificationError(f"{tokens} tokens and {len(common)} blocks could be compared: that proves nothing")
     return Verified(len(run.rows), tokens, len(common))
+
+
+def _outputs(row: RequestRow) -> list[list[int]]:
+    return [row.output or [], *[branch.output or [] for branch in row.branches]]
 
 
 def check_exercised(run: Result, events: Table, disaggregated: bool) -> None:

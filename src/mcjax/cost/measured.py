@@ -25,8 +25,8 @@ from mcjax.types import NS_PER_S
 VERSION = 1
 
 LASTING_NS = 250_000_000
-"""How long the machine stays as it is. On one with other work, errors of steps 20 to 200 ms apart were correlated by
-0.1 to 0.6, of those more than a second apart by 0.2 at most."""
+"""How long the machine stays as it is. On one with other work, the errors of steps 20 to 200 ms apart were correlated
+by 0.1 to 0.6, of steps more than a second apart by 0.2 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What passes between mechanisms, nanoseconds: the event loop, wake-ups of threads, Python."""
+    """What passes between mechanisms, nanoseconds: the event loop, wake-ups of threads, Python. Medians."""
 
     prefill_idle_ns: int
     """Until a chunk begins on an instance that had nothing to do: all that happened since its request arrived."""
@@ -74,6 +74,8 @@ class Overheads:
     """The same for decode steps that are not of one plan."""
     copy_ns: int
     """Until a copy is in the hands of its thread."""
+    factors: tuple[float, ...] = (1.0,)
+    """What each takes over its median: quantiles, from the least to the most. A few take many times what most do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,14 @@ class Spread:
     """One for all steps that begin within `LASTING_NS`: for a while the machine is slower, or faster."""
     fleeting: tuple[float, ...]
     """One for each step."""
+
+
+def at(quantiles: tuple[float, ...], rank: float) -> float:
+    """The value at a rank (0 to 1) of a distribution in equal steps of probability."""
+    place = rank * (len(quantiles) - 1)
+    lower = int(place)
+    upper = min(lower + 1, len(quantiles) - 1)
+    return quantiles[lower] + (place - lower) * (quantiles[upper] - quantiles[lower])
 
 
 @dataclass(frozen=True)
@@ -198,10 +208,15 @@ def _machine(content: dict[str, Any]) -> Machine:
         steps=tuple(Measurement(**row) for row in content["steps"]),
         slowdown={kind: {other: float(f) for other, f in factors.items()} for kind, factors in slowdown.items()},
         copies=Copies(**{name: Line(**line) for name, line in copies.items()}),
-        overheads=Overheads(**content["overheads"]),
+        overheads=_overheads(content["overheads"]),
         spread={
             kind: Spread(tuple(map(float, factors["lasting"])), tuple(map(float, factors["fleeting"])))
             for kind, factors in content["spread"].items()
         },
         notes=content.get("notes", {}),
     )
+
+
+def _overheads(content: dict[str, Any]) -> Overheads:
+    medians = {name: int(value) for name, value in content.items() if name != "factors"}
+    return Overheads(**medians, factors=tuple(map(float, content["factors"])))

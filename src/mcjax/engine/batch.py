@@ -53,14 +53,22 @@ def choose(
     prompts: PySequence[Sequence], tenancy: Tenancy, batching: Batching, decoding: int, chunk_tokens: int
 ) -> tuple[list[tuple[Sequence, int]], bool]:
     """Chunks of the next step, and whether the decodes join in."""
-    waiting = InTurn(prompts, tenancy)
+    if len(prompts) == 1:  # as nearly always: nobody's turn need be found
+        sequence = prompts[0]
+        waiting, sequences = [sequence.end - sequence.item.start], prompts
+    else:
+        waiting = InTurn(prompts, tenancy)
+        sequences = waiting.sequences
     batch = batching.choose(waiting, decoding, chunk_tokens)
-    _check(batch, waiting, decoding, chunk_tokens, strategy_name(batching))
-    return [(waiting.sequences[index], tokens) for index, tokens in batch.chunks], batch.decode
+    _check(batch, waiting, decoding, chunk_tokens, batching)
+    return [(sequences[index], tokens) for index, tokens in batch.chunks], batch.decode
 
 
-def _check(batch: Batch, waiting: InTurn, decoding: int, chunk_tokens: int, name: str) -> None:
+def _check(batch: Batch, waiting: PySequence[int], decoding: int, chunk_tokens: int, batching: Batching) -> None:
     """A strategy may be a user's own: what could never end, or would overrun a prompt, is refused here."""
+    if batch.chunks == ((0, waiting[0]),) and 0 < waiting[0] <= chunk_tokens:
+        return
+    name = strategy_name(batching)
     if not batch.chunks and not (batch.decode and decoding):
         raise ConfigError("sched.batching", name, f"chose nothing while {len(waiting)} prompts wait")
     indices = [index for index, _ in batch.chunks]

@@ -19,7 +19,7 @@ from mcjax.engine.base import Capacity, Kind, StepItem
 from mcjax.engine.loop import StepLoop
 from mcjax.engine.node import Node
 from mcjax.engine.prefix import Pages, load
-from mcjax.engine.sequence import End, Sequence
+from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence
 from mcjax.errors import ConfigError, PoolFull, Preempted, RequestTooLarge, TransferError
 from mcjax.kvpool.holds import Reservation
 from mcjax.kvpool.keys import BlockNamer
@@ -236,7 +236,7 @@ class Decoder:
     async def _decode(self, job: Job, strand: Strand) -> End:
         """Decode to the end, or until preempted; then the pages have been out, and are back when this returns."""
         done: asyncio.Future[End] = aio.new_future()
-        output, sampling = strand.output, strand.output.sampling
+        output = strand.output
         assert output.since is not None
         sequence = Sequence(
             job.request,
@@ -246,7 +246,7 @@ class Decoder:
             since=output.since,
             on_tokens=output.emit,
             streams=output.streams,
-            stops_by_text=bool(sampling.stop_strings),
+            most_steps=STOP_STRING_STEPS if output.sampling.stop_strings else 1 << 30,
         )
         self._loop.add_decode(sequence)
         try:

@@ -61,13 +61,15 @@ class TextStream:
         """What of the held text and `text` can be let go."""
         if not text:
             return ""
+        looked_at = len(self._held)
         text, self._held = self._held + text, ""
-        starts = ((text.find(stop), stop) for stop in self._stops)
-        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-        if found and self._pushed >= self._min_tokens:
-            _, start, self.stop = min(found)
-            self.stopped_after = self._pushed
-            return text[:start]
+        if self._pushed >= self._min_tokens:
+            starts = ((text.find(stop, max(0, looked_at - len(stop) + 1)), stop) for stop in self._stops)
+            found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+            if found:
+                _, start, self.stop = min(found)
+                self.stopped_after = self._pushed
+                return text[:start]
         for size in range(min(len(text), self._longest - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 self._held = text[-size:]

@@ -93,7 +93,8 @@ class Frontend:
         keeps = self._keeps_tokens and request.tokens is not None
         outputs = [Output.of(request, index, keeps) for index in range(request.sampling.n)]
         outputs[0].listener = listener
-        if text_listener is not None or request.sampling.stop_strings:
+        # Where there are no tokens a script says when an output ends.
+        if text_listener is not None or (request.sampling.stop_strings and keeps):
             for output in outputs:
                 output.text, output.text_listener = self._text(request.sampling, keeps), text_listener
         row.token_ends_ns = outputs[0].ends_ns

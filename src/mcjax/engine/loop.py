@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mcjax import aio
 from mcjax.engine.base import Capacity, Executor, Kind, Progress, StepPlan
 from mcjax.engine.batch import choose
-from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence, ended, teller
+from mcjax.engine.sequence import End, Sequence, ended, teller
 from mcjax.errors import BrokenOutput, ExecutorFailed, McjaxError
 from mcjax.sched.base import Batching, Tenancy
 from mcjax.sched.output import LENGTH, STOP
@@ -229,17 +229,14 @@ class StepLoop:
         return decodes, min(steps, default=0)
 
     def _steps(self, decodes: list[Sequence]) -> list[int]:
-        """How far each could go on: until its pages are full, or its output is as long as it may be; but by few steps
-        where a stop string may end it before."""
+        """How far each could go on: until its pages are full, or its output is as long as it may be, or somebody wants
+        to look at it."""
         page_tokens = self._capacity.page_tokens
-        steps = [
-            min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated)
+        return [
+            min(len(item.pages) * page_tokens - item.start, sequence.limit - item.generated, sequence.most_steps)
             for sequence in decodes
             for item in (sequence.item,)
         ]
-        if any(sequence.stops_by_text for sequence in decodes):
-            steps.append(STOP_STRING_STEPS)
-        return steps
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that still fit into its pages."""

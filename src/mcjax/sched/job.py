@@ -30,12 +30,12 @@ class Job:
     @property
     def produced(self) -> int:
         """Output tokens given to the client, of all outputs."""
-        return sum(output.produced for output in self.outputs)
+        return sum(output.produced for output in self.outputs) if len(self.outputs) > 1 else self.first.produced
 
     @property
     def complete(self) -> bool:
         """Whether every output has ended."""
-        return all(output.finish_reason for output in self.outputs)
+        return bool(self.first.finish_reason) and all(output.finish_reason for output in self.outputs)
 
 
 @dataclass(slots=True, eq=False)

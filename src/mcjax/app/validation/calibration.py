@@ -31,7 +31,7 @@ TOKEN_IDS = 200
 class Effort:
     """How much is measured."""
 
-    rounds: int = 6
+    rounds: int = 4
     """Passes over all points; a point's time is the median of its passes."""
     patience_s: float = 40.0
     """Of a slow model fewer passes are made, at least two."""
@@ -45,9 +45,7 @@ class Effort:
 
 
 LEAST_ROUNDS = 2
-REST_NS = 5_000_000
-"""Between two passes, as an instance rests between its plans: of a machine that others use too, who computes all the
-time gets less than who has just waited."""
+LONGEST_REST_NS = 500_000_000
 
 QUICK = Effort(rounds=1, repeats=1, steps=4, starts=2, contexts=2)
 
@@ -159,6 +157,7 @@ async def _fill(bench: Bench) -> None:
 async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
     executor, other = bench.prefill.executor, bench.decode.executor
     times = found.prefill_beside if beside else found.prefill_alone
+    last: list[float] = []
     capacity = other.capacity()
     batch, context = max(1, capacity.max_batch // 2), capacity.max_context_tokens
 
@@ -168,13 +167,15 @@ async def _chunks(bench: Bench, effort: Effort, found: Found, beside: bool) -> N
 
     async with _company(decode_on if beside else None, other):
         for start, length in _chunk_points(executor, effort):
-            await aio.sleep_ns(REST_NS)
-            times[start, length].append([await _chunk(executor, start, length) for _ in range(effort.repeats)])
+            await _rest(last)
+            last = [await _chunk(executor, start, length) for _ in range(effort.repeats)]
+            times[start, length].append(last)
 
 
 async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> None:
     executor, other = bench.decode.executor, bench.prefill.executor
     times = found.decode_beside if beside else found.decode_alone
+    last: list[float] = []
     capacity = other.capacity()
     length = min(capacity.chunk_tokens, capacity.max_context_tokens)
 
@@ -184,8 +185,17 @@ async def _steps(bench: Bench, effort: Effort, found: Found, beside: bool) -> No
 
     async with _company(chunk_on if beside else None, other):
         for batch, context in _decode_points(executor, effort):
-            await aio.sleep_ns(REST_NS)
-            times[batch, context].append(await _decode(executor, batch, context, effort.steps))
+            await _rest(last)
+            last = await _decode(executor, batch, context, effort.steps)
+            times[batch, context].append(last)
+
+
+async def _rest(last: Sequence[float]) -> None:
+    """As long as the last pass took, as instances rest between their plans.
+
+    Of a machine that others use too, who computes all the time gets less than who has just waited.
+    """
+    await aio.sleep_ns(min(LONGEST_REST_NS, round(sum(last))))
 
 
 class _company:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.app.validation.found import spread_of
+from mcjax.app.validation.found import quantiles, spread_of
 from mcjax.cost.measured import LASTING_NS, Copies, Measured, Overheads
 from mcjax.track.run import Run
 
@@ -110,7 +110,7 @@ def _at(batches: Sequence[int], batch: int) -> int:
 
 
 def overheads_of(runs: Sequence[Run], copies: Copies, page_tokens: int) -> Overheads:
-    """Medians of what passed between mechanisms in real runs, over all of them."""
+    """What passed between mechanisms in real runs, over all of them: medians, and how far from them it was."""
     gaps: dict[str, list[int]] = {"prefill_step": [], "decode_step": []}
     waits: list[int] = []
     hops: list[int] = []
@@ -127,7 +127,11 @@ def overheads_of(runs: Sequence[Run], copies: Copies, page_tokens: int) -> Overh
     prefill_ns, decode_ns = median(chunk or step or [0]), median(step or chunk or [0])
     copy_ns = max(0.0, median(hops or [0]))
     idle_ns = max(prefill_ns, median(waits or [0]) - copy_ns)
-    return Overheads(round(idle_ns), round(prefill_ns), round(decode_ns), round(copy_ns))
+    ratios = [
+        gap / median(gaps) for gaps in (chunk, step, hops) if len(gaps) >= ENOUGH and median(gaps) > 0 for gap in gaps
+    ]
+    factors = quantiles([max(0.0, ratio) for ratio in ratios] or [1.0])
+    return Overheads(round(idle_ns), round(prefill_ns), round(decode_ns), round(copy_ns), factors)
 
 
 def _gaps(events: Sequence[dict[str, Any]], transfers: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:

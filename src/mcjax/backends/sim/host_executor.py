@@ -11,7 +11,7 @@ from mcjax import aio
 from mcjax.backends.sim.executor import NO_STEPS, SimExecutor
 from mcjax.backends.sim.host import Host, HostThread, Job
 from mcjax.cost.base import CostModel
-from mcjax.cost.measured import Machine
+from mcjax.cost.measured import Machine, at
 from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
 from mcjax.types import Scripts
 
@@ -95,8 +95,12 @@ class HostExecutor(SimExecutor):
     def _hand_off_ns(self, chunks: bool) -> int:
         overheads = self._overheads
         if not chunks:
-            return overheads.decode_plan_ns
-        return overheads.prefill_plan_ns if aio.now_ns() == self._last_end_ns else overheads.prefill_idle_ns
+            usual_ns = overheads.decode_plan_ns
+        elif aio.now_ns() == self._last_end_ns:
+            usual_ns = overheads.prefill_plan_ns
+        else:
+            usual_ns = overheads.prefill_idle_ns
+        return round(usual_ns * at(overheads.factors, float(self._rng.random())))
 
     def _durations_ns(self, items: list[StepItem], steps: int, kind: str) -> list[int]:
         """What each step takes on an idle host, as fast as it usually is."""
@@ -108,17 +112,9 @@ class HostExecutor(SimExecutor):
         spread = self._spread.get(kind)
         if spread is None:
             return clean_ns.tolist()
-        factors = [_at(spread.fleeting, rank) for rank in self._rng.random(len(clean_ns)).tolist()]
+        factors = [at(spread.fleeting, rank) for rank in self._rng.random(len(clean_ns)).tolist()]
         return np.rint(clean_ns * np.array(factors)).astype(np.int64).tolist()
 
     def _lasting(self, kind: str) -> float:
         spread = self._spread.get(kind)
-        return 1.0 if spread is None else _at(spread.lasting, self._host.rank())
-
-
-def _at(quantiles: tuple[float, ...], rank: float) -> float:
-    """The value at a rank (0 to 1) of a distribution in equal steps of probability."""
-    place = rank * (len(quantiles) - 1)
-    lower = int(place)
-    upper = min(lower + 1, len(quantiles) - 1)
-    return quantiles[lower] + (place - lower) * (quantiles[upper] - quantiles[lower])
+        return 1.0 if spread is None else at(spread.lasting, self._host.rank())

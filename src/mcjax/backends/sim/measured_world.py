@@ -14,7 +14,7 @@ from mcjax.backends.sim.host_executor import HostExecutor
 from mcjax.backends.sim.transport import SimTransport
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
-from mcjax.cost.measured import Line, Measured
+from mcjax.cost.measured import Line, Measured, Overheads, at
 from mcjax.cost.noisy import perturbed
 from mcjax.engine.base import Capacity, InstanceParts
 from mcjax.errors import ConfigError
@@ -55,7 +55,9 @@ class MeasuredWorld:
             self._pool_blocks = max(1, int(inputs.pool_bytes) // self._format.block_bytes)
         self.shares_decoded = sizes.shares_decoded
         self._host = Host(machine.slowdown, inputs.seed)
-        self._threads = Threads(self._format.block_bytes, machine.overheads.copy_ns)
+        self._threads = Threads(
+            self._format.block_bytes, machine.overheads, np.random.default_rng([inputs.seed, 1 << 32])
+        )
         copies = machine.copies
         self._threads.add(LOCAL, HostThread(self._host), {LOCAL: copies.between_hosts})
         self._transports: list[Transport] = [
@@ -159,9 +161,10 @@ class Threaded:
 class Threads:
     """A `transport.Carrier`: copies are jobs of named threads, and take what such copies were measured to take."""
 
-    def __init__(self, block_bytes: int, hand_off_ns: int):
+    def __init__(self, block_bytes: int, overheads: Overheads, rng: np.random.Generator):
         self._block_bytes = block_bytes
-        self._hand_off_ns = hand_off_ns
+        self._overheads = overheads
+        self._rng = rng
         self._threads: dict[str, tuple[HostThread, dict[str, Line]]] = {}
 
     def add(self, name: str, thread: HostThread, lines: dict[str, Line]) -> None:
@@ -177,5 +180,6 @@ class Threads:
         copy = Threaded(nbytes, on_arrival)
         duration_ns = lines[way].at(nbytes // self._block_bytes)
         job = Job(COPY, duration_ns, copy.ended)
-        aio.clock().call_at_ns(aio.now_ns() + self._hand_off_ns, thread.submit, job)
+        hand_off_ns = round(self._overheads.copy_ns * at(self._overheads.factors, float(self._rng.random())))
+        aio.clock().call_at_ns(aio.now_ns() + hand_off_ns, thread.submit, job)
         return copy
