@@ -74,6 +74,10 @@ class RequestTooLarge(RequestError):
     """Needs more blocks or pages than a whole instance or pool has: no waiting would help."""
 
 
+class UnsupportedSampling(RequestError):
+    """Asks for more than a sampler here can give. Names the parameter and the most that goes."""
+
+
 class RequestFailed(RequestError):
     """Every attempt to serve the request failed; names the last cause."""
 

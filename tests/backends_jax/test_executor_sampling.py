@@ -8,7 +8,6 @@ import pytest
 from mcjax.backends.jax.sampling import MOST_LOGPROBS, MOST_STOPS
 from mcjax.backends.progress import decode_progress, encode_progress
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
-from mcjax.errors import ConfigError
 from mcjax.types import Sampling
 
 PAGES = list(range(12))
@@ -148,9 +147,9 @@ def test_what_the_programs_have_no_room_for_is_refused_by_field(lab):
         async def attempt(sampling: Sampling) -> Progress:
             return await executor.run(StepPlan([decode_item(lab, [1], sampling, PAGES)]), 1)
 
-        with pytest.raises(ConfigError, match=r"sampling\.logprobs=9: at most 8"):
+        with pytest.raises(ValueError, match=r"logprobs=9, at most 8"):
             await attempt(Sampling(logprobs=MOST_LOGPROBS + 1))
-        with pytest.raises(ConfigError, match=r"sampling\.stop_tokens=9 tokens: with min_tokens=2 at most 8"):
+        with pytest.raises(ValueError, match=r"9 stop tokens to hold back, at most 8"):
             await attempt(Sampling(stop_tokens=stops, min_tokens=2))
         await attempt(Sampling(stop_tokens=stops))
         item = decode_item(lab, [1], RICH, PAGES)

@@ -40,7 +40,7 @@ def test_weights_and_pages_are_what_the_executables_take(mesh: int) -> None:
 
 
 def test_a_mesh_divides_what_can_be_divided() -> None:
-    """The one key head of this model lies on both devices: pages do, and with it what makes queries, keys and values."""
+    """The one key head of this model lies on both devices: so do pages, and what makes queries, keys and values."""
     alone, two = prepared(mesh=1).memory("p0"), prepared(mesh=2).memory("p0")
     assert two.pages_bytes == alone.pages_bytes
     whole = 4 * (259 * 16 + 3 * 16 + 4 * 16 * 8 + 128 * 2 * 4)  # embedding, gains, queries with keys, rotary

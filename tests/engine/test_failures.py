@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from engine_fixtures import MS, CheckBench, expected
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from mcjax import aio
 from mcjax.engine.service import Service
 from mcjax.errors import ExecutorFailed
-from mcjax.types import NS_PER_S, RequestState
+from mcjax.types import NS_PER_S, RequestState, Sampling
 
 PROMPT = list(range(1, 23))
 OUTPUT = 9
@@ -107,3 +109,25 @@ def test_lost_pages_are_a_death_that_everybody_hears_of_at_once(
     assert len(deaths) <= 1
     late = [time_ns for time_ns in retries if time_ns - deaths[0] > LONGEST_STEP_MS * MS]
     assert not late, "told at once, or as soon as the step that uses its pages is over"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "problem"),
+    [
+        (Sampling(logprobs=9), r"sampling\.logprobs=9, at most 8"),
+        (Sampling(stop_tokens=tuple(range(9)), min_tokens=1), r"9 stop tokens beside sampling\.min_tokens, at most 8"),
+    ],
+)
+def test_what_no_sampler_gives_is_refused_in_words_and_ends_one_request(sampling: Sampling, problem: str) -> None:
+    bench = CheckBench("1p1d")
+
+    async def main(service: Service) -> None:
+        asked = service.frontend.submit(bench.request(1, PROMPT, OUTPUT, sampling=sampling))
+        other = service.frontend.submit(bench.request(2, PROMPT, OUTPUT))
+        row = await asked.task
+        assert row.state is RequestState.FAILED
+        assert re.search(problem, row.reason)
+        assert row.attempts == 0
+        assert (await other.task).state is RequestState.COMPLETED
+
+    bench.run(main)

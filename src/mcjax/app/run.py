@@ -211,7 +211,7 @@ def build(
         table=table,
         recorder=recorder,
         policy_rng=generator(config.seed, Stream.POLICY),
-        tokenizer=partial(tokenizer_for, model) if config.backend.name == "jax" else None,
+        tokenizer=partial(tokenizer_for, model),
         changes=changes,
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,

@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from mcjax.kvpool.base import BlockStore
 from mcjax.types import Logprobs, Sampling, Tokens
 
+MOST_LOGPROBS = 8
+"""Alternatives a token whose log probabilities may be asked for. Programs have one shape: so there is a limit."""
+MOST_STOPS = 8
+"""Stop tokens that `min_tokens` may hold back, likewise."""
+
 
 class Kind(enum.Enum):
     """What a step item computes."""

@@ -49,7 +49,10 @@ class DecodeInstance(Instance):
     async def _load(self, job: Job, record: CompletionRecord, pages: list[int]) -> None:
         pool = self.node.pool
         slots = [*pool.region(record.blocks).slots, *record.tail.slots]
-        checksums = (*record.checksums, record.tail_checksum)
+        # Where decode shares its blocks, this pool may have had another rendering of one, equal but for rounding, and
+        # what prefill sent did not replace it: a block is what it was committed as.
+        own = pool.checksums(record.blocks) if self.decoder.shares else record.checksums
+        checksums = (*own, record.tail_checksum)
         target = self.pages.store.regions(pages[: len(slots)])
         await load(self.node, pool, pool.store.regions(slots), checksums, record.blocks, target, job.request_id)
         pool.release(record.pin)

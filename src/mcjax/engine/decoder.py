@@ -98,6 +98,7 @@ class Decoder:
         self._namer = namer
         self._recorder = recorder
         self._settings = settings
+        self.shares = settings.share_decoded
         self._publish = publish
 
     # Pages
@@ -323,7 +324,7 @@ class Decoder:
         Only where a block's name does not depend on which program made its bits; a pool without room is left alone.
         """
         request, output = job.request, job.first.tokens
-        if not self._settings.share_decoded or request.tokens is None or not output:
+        if not self.shares or request.tokens is None or not output:
             return
         history = np.concatenate([request.tokens, np.array(output[:-1], np.int32)])
         blocks = self._namer.from_tokens(request.tenant, history)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcjax import aio
+from mcjax.engine.base import MOST_LOGPROBS, MOST_STOPS
 from mcjax.engine.detokenize import TextStream
-from mcjax.errors import ConfigError, McjaxError, Rejected, UserError
+from mcjax.errors import ConfigError, McjaxError, Rejected, UnsupportedSampling, UserError
 from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.conductor import Conductor
 from mcjax.sched.job import Job
@@ -123,6 +124,7 @@ class Frontend:
         try:
             if ticket.given_up:
                 raise asyncio.CancelledError
+            check_sampling(job.request)
             await self._conductor.serve(job)
             row.state = RequestState.COMPLETED
         except Rejected as problem:
@@ -162,3 +164,14 @@ class Frontend:
             aio.now_ns(), row.state, job.request_id, "frontend", tokens=job.produced, detail=row.reason
         )
         self._recorder.request(row)
+
+
+def check_sampling(request: Request) -> None:
+    """Raise `UnsupportedSampling` for what no executor's sampler gives."""
+    sampling = request.sampling
+    if (sampling.logprobs or 0) > MOST_LOGPROBS:
+        problem = f"sampling.logprobs={sampling.logprobs}, at most {MOST_LOGPROBS} alternatives a token can be told"
+        raise UnsupportedSampling(request.request_id, problem)
+    if sampling.min_tokens and len(sampling.stop_tokens) > MOST_STOPS:
+        problem = f"{len(sampling.stop_tokens)} stop tokens beside sampling.min_tokens, at most {MOST_STOPS} go"
+        raise UnsupportedSampling(request.request_id, problem)

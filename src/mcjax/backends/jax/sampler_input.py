@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, MOST_LOGPROBS, MOST_STOPS
-from mcjax.engine.base import StepItem
-from mcjax.errors import ConfigError
+from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS
+from mcjax.engine.base import MOST_LOGPROBS, MOST_STOPS, StepItem
 from mcjax.types import Logprobs, Sampling
 
 _LENGTH, _HELD, _KNOWN = 5, 6, 7
@@ -65,16 +64,15 @@ class Part:
 
 
 def check(item: StepItem) -> None:
-    """Raise `ConfigError` for parameters beyond what the programs hold, `ValueError` for an item without its past."""
-    sampling = item.sampling
+    """Raise `ValueError` for parameters beyond what the programs hold, and for an item without its past."""
+    sampling, who = item.sampling, f"request {item.request_id}"
     if sampling.logprobs is not None and sampling.logprobs > MOST_LOGPROBS:
-        raise ConfigError("sampling.logprobs", sampling.logprobs, f"at most {MOST_LOGPROBS} alternatives a token")
+        raise ValueError(f"{who}: logprobs={sampling.logprobs}, at most {MOST_LOGPROBS}")
     if sampling.min_tokens and len(sampling.stop_tokens) > MOST_STOPS:
-        problem = f"with min_tokens={sampling.min_tokens} at most {MOST_STOPS} of them can be held back"
-        raise ConfigError("sampling.stop_tokens", f"{len(sampling.stop_tokens)} tokens", problem)
+        raise ValueError(f"{who}: {len(sampling.stop_tokens)} stop tokens to hold back, at most {MOST_STOPS}")
     if item.samples and sampling.penalises and (item.prompt is None or len(item.output) < item.generated):
         got = "no prompt" if item.prompt is None else f"{len(item.output)} of {item.generated} output tokens"
-        raise ValueError(f"request {item.request_id}: penalties need prompt and output, got {got}")
+        raise ValueError(f"{who}: penalties need prompt and output, got {got}")
 
 
 def plain_rows(items: Sequence[StepItem], batch: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-MOST_STOPS = 8
-"""Stop tokens that can be held back before `min_tokens`."""
-MOST_LOGPROBS = 8
-"""Likeliest tokens whose log probabilities can be told."""
+from mcjax.engine.base import MOST_LOGPROBS, MOST_STOPS
+
 FULL_WORDS = 9 + MOST_STOPS
 """Words of a row of `sample_fully` before its history."""
 FULL_NUMBERS = 6

@@ -19,7 +19,7 @@ class DecodeFirst:
     prompt waiting.
     """
 
-    patience_steps: int = 32  # decode steps after which a waiting prompt's next chunk is computed all the same
+    patience_steps: int = 8  # decode steps after which a waiting prompt's next chunk is computed all the same
     least_batch: int = 1  # with fewer sequences decoding, prompts go first
     _decoded: int = field(default=0, init=False)
 
