@@ -85,24 +85,51 @@ class Watch:
         return off
 
 
+class _Session:
+    """One request; its answer is the end."""
+
+    start_ns = 0
+
+    def __init__(self, turn: Any, ended: Callable[[], None]):
+        self._turn = turn
+        self._ended = ended
+
+    def next_turn(self, answer: Any) -> Any:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            self._ended()
+        return turn
+
+
 class Fixed:
-    """`BATCH` prompts of random tokens at once, each with an output of fixed length."""
+    """`BATCH` prompts of random tokens at once, each with an output of fixed length.
+
+    `profile`, if any, runs from the first request to the last answer, on the event loop's thread.
+    """
 
     name = "fixed"
     block_tokens: int | None = None
 
-    def __init__(self, vocab: int):
+    def __init__(self, profile: cProfile.Profile | None = None):
         rng = np.random.default_rng(0)
-        self._prompts = rng.integers(0, min(vocab, 255), (BATCH, PROMPT_TOKENS), dtype=np.int32)
+        self._prompts = rng.integers(0, 255, (BATCH, PROMPT_TOKENS), dtype=np.int32)
+        self._profile = profile
+        self._left = BATCH
 
-    def sessions(self) -> Iterator[Any]:
+    def sessions(self) -> Iterator[_Session]:
         from mcjax.types import Request, Script
         from mcjax.workload.base import Turn
-        from mcjax.workload.replay import OneTurn
 
+        if self._profile is not None:
+            self._profile.enable()
         for index, tokens in enumerate(self._prompts):
             request = Request(index, 0, PROMPT_TOKENS, OUTPUT_TOKENS, tokens)
-            yield OneTurn(Turn(request, Script(OUTPUT_TOKENS)))
+            yield _Session(Turn(request, Script(OUTPUT_TOKENS)), self._one_ended)
+
+    def _one_ended(self) -> None:
+        self._left -= 1
+        if not self._left and self._profile is not None:
+            self._profile.disable()
 
     def inputs(self) -> dict[str, str]:
         return {}
@@ -117,11 +144,11 @@ def run(_out: Path, _options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _serve(model: str) -> None:
+def _serve(model: str, profile: cProfile.Profile | None = None) -> None:
     import mcjax
 
     overrides = [model, "cluster=1m", "backend.numerics=fast", "backend.max_context_tokens=256", "verify=false"]
-    mcjax.run([*overrides, "track=none"], progress=False, workload=Fixed(256))
+    mcjax.run([*overrides, "track=none"], progress=False, workload=Fixed(profile))
 
 
 def _shares(model: str) -> dict[str, Any]:
@@ -151,9 +178,7 @@ def _shares(model: str) -> dict[str, Any]:
 def _profile(model: str) -> list[dict[str, Any]]:
     """CPU seconds of the event loop's thread by function, the costliest first."""
     profile = cProfile.Profile(time.thread_time, builtins=False)
-    profile.enable()
-    _serve(model)
-    profile.disable()
+    _serve(model, profile)
     statistics: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     rows = [
         {"function": named(place), "own_s": own_s, "calls": calls}

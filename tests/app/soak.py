@@ -98,7 +98,7 @@ class Soak(Performance):
     async def _one(self, service: Service, number: int) -> None:
         rng, which = self._rng, int(self._rng.integers(len(self._prompts)))
         prompt, length = self._prompts[which], int(self._rng.integers(1, 9))
-        rich = Sampling(0.8, which, top_k=20, top_p=0.9, stop_tokens=(3,), min_tokens=2)
+        rich = Sampling(0.8, which, top_k=20, top_p=0.9, repetition_penalty=1.2, stop_tokens=(3,), min_tokens=2)
         sampling = rich if which % 4 == 0 else Sampling()
         request = Request(
             number,

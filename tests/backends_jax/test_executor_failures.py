@@ -162,11 +162,11 @@ def test_a_copy_that_costs_the_pages_is_told_by_its_result_and_by_the_plan_under
             scatter(*arguments)
             out_of_memory()
 
-        real._compiled["scatter"] = consuming
+        real.compiled["scatter"] = consuming
         try:
             [result] = await transport.submit([Copy(host.regions(kept), pages.regions(slots[11:]))]).future
         finally:
-            real._compiled["scatter"] = scatter
+            real.compiled["scatter"] = scatter
         with pytest.raises(ExecutorFailed, match="page copy") as caught:
             await lab.decode(executor, token, 40, slots, 6)
         return result, caught.value, await lab.prefill(executor, lab.prompt(2, 40), slots), token
