@@ -154,6 +154,7 @@ def run(runs: Path, *overrides: str, **strategies: Any) -> mcjax.Run:
     return mcjax.run([*fixed, *place, *overrides], progress=False, **strategies)
 
 
+@pytest.mark.check_long
 def test_a_fast_run_is_judged_and_shares_what_was_decoded(tmp_path: Path) -> None:
     exact = run(tmp_path, "cluster=1m", "verify=false")
     fast = run(tmp_path, "cluster=1m", "backend.numerics=fast", "backend.fused_steps=2")
@@ -169,6 +170,7 @@ def test_a_fast_run_is_judged_and_shares_what_was_decoded(tmp_path: Path) -> Non
     assert mcjax.replay(fast).agrees
 
 
+@pytest.mark.check_long
 def test_decoded_blocks_that_meet_prefilled_ones_of_the_same_tokens_are_no_corruption(tmp_path: Path) -> None:
     """The decode instance holds the last turn's answer as it decoded it; the next turn's prefill sends its own."""
     done = run(tmp_path, "backend.numerics=fast", "verify=false")
@@ -177,6 +179,7 @@ def test_decoded_blocks_that_meet_prefilled_ones_of_the_same_tokens_are_no_corru
     assert done.requests.column("attempts").to_pylist() == [1] * 8
 
 
+@pytest.mark.check_long
 @pytest.mark.parametrize(("mesh", "bitwise"), [("2", True), ("{prefill: 2, decode: 1}", False)])
 def test_a_run_over_meshes(tmp_path: Path, mesh: str, bitwise: bool) -> None:
     done = run(tmp_path, f"backend.mesh={mesh}")
