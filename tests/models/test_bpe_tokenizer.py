@@ -118,7 +118,7 @@ CHARACTERS = "abc  \n\t12390éß漢字🙂'’.,;-\x00\x04\x7f\u00a0٣½Ⅷ<|>im
 @pytest.fixture(scope="session")
 def transformers_tokenizer(smollm2: str) -> Any:
     from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
     path = locate(model(smollm2).checkpoint)
     theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

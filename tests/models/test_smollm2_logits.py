@@ -20,8 +20,8 @@ TEXT = "In a harbour town, 3 boats wait for the tide. Their names are Ada, Grace
 
 
 def test_logits_of_a_prompt_and_of_its_continuation(smollm2: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     shape = model(smollm2)
     path = locate(shape.checkpoint)
