@@ -47,8 +47,9 @@ class Effort:
 LEAST_ROUNDS = 2
 LONGEST_REST_NS = 500_000_000
 PAUSE_NS = 40_000_000
-"""Before each chunk: most prompts come to an idle instance, whose weights and threads the caches have forgotten. One
-right after another took a fifth less than those of real runs."""
+"""Before each chunk: most prompts come to an idle instance, whose weights and threads the caches have forgotten. On
+one machine chunks right after another took a fifth less than those of real runs, after this pause a third more where
+nothing ran beside them: see docs/validate.md."""
 
 QUICK = Effort(rounds=1, repeats=1, steps=4, starts=2, contexts=2)
 
