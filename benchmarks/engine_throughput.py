@@ -123,7 +123,7 @@ def _theirs(questions: list[str], dtype: str, threads: int) -> tuple[dict[str, A
 
 
 def _encoded(questions: list[str]) -> list[list[int]]:
-    from mcjax.app.run import compose, made
+    from mcjax.app.compose import compose, made
     from mcjax.models.tokenizer import tokenizer_for
 
     tokenizer = tokenizer_for(made(compose(["model=smollm2"]), "model"))

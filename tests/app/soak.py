@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from mcjax import aio
+from mcjax.app.build import build, track_settings, workload_of
+from mcjax.app.compose import compose
 from mcjax.app.plugins import Plugins
-from mcjax.app.run import build, compose, track_settings, workload_of
 from mcjax.app.runner import Performance
 from mcjax.engine.service import Service
 from mcjax.kvpool.keys import KeyTable

@@ -9,8 +9,8 @@ import pytest
 from conftest_app import ROOT, Answer, runs
 from omegaconf import OmegaConf
 
+from mcjax.app.compose import compose, made
 from mcjax.app.mistakes import locate
-from mcjax.app.run import compose, made
 
 Command = Callable[..., Answer]
 CONF = ROOT / "src" / "mcjax" / "conf"

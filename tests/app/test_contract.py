@@ -151,7 +151,8 @@ def test_progress_knows_the_total(place: Path, monkeypatch: pytest.MonkeyPatch) 
         totals.append(options["total_requests"])
         return real(**options)
 
-    from mcjax.app.run import compose, workload_of
+    from mcjax.app.build import workload_of
+    from mcjax.app.compose import compose
 
     workload = workload_of(compose(SMALL))
     workload.total_requests = 17

@@ -65,7 +65,8 @@ def test_inside_a_running_loop(place: Path) -> None:
 
 
 def test_every_node_has_its_own_copy() -> None:
-    from mcjax.app.run import compose, policies_of
+    from mcjax.app.build import policies_of
+    from mcjax.app.compose import compose
     from mcjax.kvpool.eviction.lru import LRU
 
     given = LRU()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from conftest_app import Answer
 
-from mcjax.app.run import compose, workload_of
+from mcjax.app.build import workload_of
+from mcjax.app.compose import compose
 from mcjax.models.byte_tokenizer import ByteTokenizer
 
 Command = Callable[..., Answer]

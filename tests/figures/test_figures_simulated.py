@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mcjax.app.compose import compose
 from mcjax.app.figures import analytic, published, simulated
-from mcjax.app.run import compose, run
+from mcjax.app.run import run
 
 
 def rows_by_name(rows):

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from track_fixtures import ARGUMENTS, MS, fabricate
 
-from mcjax.track.plots import BLUE, MOST_INSTANCES, overview
+from mcjax.track.plots.overview import MOST_INSTANCES, overview
+from mcjax.track.plots.style import BLUE
 from mcjax.track.run import Run
 from mcjax.track.summary import summarise
 
@@ -52,7 +53,7 @@ def test_instances_are_shown_in_order_and_bounded() -> None:
     assert "the first 32 of 44 instances" in activity.get_xlabel()
 
 
-@pytest.mark.parametrize("module", ["mcjax.track.tracker", "mcjax.track.console", "mcjax.track.plots"])
+@pytest.mark.parametrize("module", ["mcjax.track.tracker", "mcjax.track.console", "mcjax.track.plots.overview"])
 def test_heavy_libraries_are_imported_only_when_used(module: str) -> None:
     heavy = {"pyarrow", "pandas", "rich", "wandb", "matplotlib", "jax", "yaml"}
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"

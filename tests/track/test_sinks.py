@@ -139,7 +139,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     def broken(run: Any) -> Any:
         raise ValueError("no such metric")
 
-    monkeypatch.setattr("mcjax.track.plots.overview", broken)
+    monkeypatch.setattr("mcjax.track.plots.overview.overview", broken)
     tracker = Tracker([Files(str(tmp_path))], INFO)
     tables = fabricate().tables()
     tracker.finish(tables, summarise(tables, **ARGUMENTS))

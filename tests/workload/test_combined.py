@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcjax.app.run import compose, workload_of
+from mcjax.app.build import workload_of
+from mcjax.app.compose import compose
 from mcjax.errors import ConfigError
 from mcjax.types import NS_PER_S, Request, Script
 from mcjax.workload.base import Turn, Workload

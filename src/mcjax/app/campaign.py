@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from mcjax.app.run import made, track_settings
+from mcjax.app.build import track_settings
+from mcjax.app.compose import made
 from mcjax.backends.check.faults import Faults
 from mcjax.backends.check.schedule import Outcome, Parts, run_schedule
 from mcjax.engine.cluster_spec import parse_cluster

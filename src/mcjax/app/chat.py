@@ -26,10 +26,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mcjax import aio
+from mcjax.app.build import build, track_settings
 from mcjax.app.command import DONE, FAILED, INTERRUPTED, MISTAKE, explain
+from mcjax.app.compose import compose, made, plain_of
 from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
-from mcjax.app.run import build, compose, made, plain_of, track_settings
 from mcjax.app.runner import Rehearsal, service_of
 from mcjax.engine.frontend import Ticket
 from mcjax.engine.service import Service

@@ -83,7 +83,7 @@ def plot(cost: Fitted, rows: Sequence[Measurement]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from mcjax.track.plots import BLUE, GREY, ORANGE
+    from mcjax.track.plots.style import BLUE, GREY, ORANGE
 
     figure: Any = Figure(figsize=(13, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

@@ -15,8 +15,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from mcjax.app.build import build, workload_of
 from mcjax.app.plugins import Plugins
-from mcjax.app.run import build, workload_of
 from mcjax.app.runner import Performance, Rehearsal
 from mcjax.backends.replay.world import Log, ReplayWorld
 from mcjax.errors import Deadlock, McjaxError, RunError

@@ -19,10 +19,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from mcjax.app.build import DEFAULT_BLOCK_TOKENS, strategy_of, workload_of
 from mcjax.app.command import MISTAKE, explain
+from mcjax.app.compose import compose, made
 from mcjax.app.mistakes import close_to
 from mcjax.app.plugins import Plugins
-from mcjax.app.run import DEFAULT_BLOCK_TOKENS, compose, made, strategy_of, workload_of
 from mcjax.errors import ConfigError, TraceError, UserError
 from mcjax.workload import azure, burstgpt
 from mcjax.workload.base import Workload

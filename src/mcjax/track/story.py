@@ -95,7 +95,7 @@ class RequestStory:
 
     def plot(self) -> Any:
         """A `matplotlib.figure.Figure`: where the request was when, a row a place; `figure.savefig(path)` keeps it."""
-        from mcjax.track.timeline import timeline
+        from mcjax.track.plots.timeline import timeline
 
         return timeline(self)
 

@@ -90,7 +90,7 @@ class Tracker:
 
 def _draw(run: Run) -> None:
     """overview.png is an extra: a picture that cannot be drawn must not cost a run that is otherwise whole."""
-    from mcjax.track.plots import overview
+    from mcjax.track.plots.overview import overview
 
     assert run.directory is not None
     try:

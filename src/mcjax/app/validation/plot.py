@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.app.validation.comparison import FIGURES, WITHIN, Row
-from mcjax.track.plots import BLUE, GREY, ORANGE
+from mcjax.track.plots.style import BLUE, GREY, ORANGE
 from mcjax.track.run import Run
 
 Sides = Mapping[str, Mapping[str, Sequence[Run]]]

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from mcjax.app.build import build, workload_of
+from mcjax.app.compose import compose
 from mcjax.app.plugins import Plugins
-from mcjax.app.run import build, compose, run, workload_of
+from mcjax.app.run import run
 from mcjax.app.validation.calibration import Effort, calibrate
 from mcjax.app.validation.found import Found
 from mcjax.cost.measured import Sizes

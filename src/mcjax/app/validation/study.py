@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mcjax.app.run import compose
+from mcjax.app.compose import compose
 from mcjax.app.validation.comparison import Regime, Row, figures, regimes, rows
 from mcjax.app.validation.found import Found
 from mcjax.app.validation.page import markdown

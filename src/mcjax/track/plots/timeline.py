@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mcjax.track.plots import BLUE, GREEN, GREY, ORANGE, PURPLE
+from mcjax.track.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE
 from mcjax.track.story import DECODING, RequestEvent, RequestStory
 
 COLOURS = {"prefill_step": BLUE, "mixed_step": BLUE, DECODING: ORANGE, "transfer": GREEN}

@@ -9,16 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table, compute
+from mcjax.track.plots.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE
 from mcjax.track.run import Run
 from mcjax.track.statistics import PERCENTILES, overlap_ns
 from mcjax.track.steps import COLUMNS as STEP_COLUMNS
 from mcjax.track.steps import Steps, steps_of
 from mcjax.track.tables import floats, integers
 from mcjax.types import NS_PER_S
-
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
-LINE_STYLES = ("-", "--", ":", "-.")
 
 PANELS = {
     "height_ratios": (1, 1.3),
