@@ -8,12 +8,19 @@ if TYPE_CHECKING:
     from mcjax.app.replay import replay as replay
     from mcjax.app.run import run as run
     from mcjax.track.run import Run as Run
-    from mcjax.track.run import load as load
+    from mcjax.track.runs import Runs as Runs
+    from mcjax.track.runs import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load", "replay", "run"]
+__all__ = ["Run", "Runs", "__version__", "load", "replay", "run"]
 
-_HOMES = {"run": "mcjax.app.run", "replay": "mcjax.app.replay", "load": "mcjax.track.run", "Run": "mcjax.track.run"}
+_HOMES = {
+    "run": "mcjax.app.run",
+    "replay": "mcjax.app.replay",
+    "load": "mcjax.track.runs",
+    "Run": "mcjax.track.run",
+    "Runs": "mcjax.track.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

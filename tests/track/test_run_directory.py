@@ -87,7 +87,7 @@ def test_a_run_comes_back(tmp_path: Path) -> None:
     assert "2 of 4 requests completed" in repr(run)
     assert "<table>" in run._repr_html_()
     assert sorted(file.name for file in path.iterdir()) == sorted(
-        ["DONE", "config.yaml", "environment.json", "summary.json"]
+        ["DONE", "config.yaml", "environment.json", "run.json", "summary.json"]
         + [f"{name}.parquet" for name in ("requests", "events", "decisions", "reports", "samples")]
     )
 

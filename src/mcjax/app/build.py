@@ -30,6 +30,7 @@ from mcjax.track.tracker import Settings as TrackSettings
 from mcjax.types import Scripts
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import ScriptBook
+from mcjax.workload.slice import Slice
 
 DEFAULT_BLOCK_TOKENS = 32
 
@@ -128,7 +129,14 @@ def workload_of(config: DictConfig) -> Any:
     seed_workload(section, seed_of(config.seed, Stream.WORKLOAD))
     model: ModelShape = made(config, "model")
     give_tokenizer(section, model.checkpoint, model.vocab)
-    return fit("workload", made(config, "workload", section), "workload")
+    workload = fit("workload", made(config, "workload", section), "workload")
+    return sliced(workload, config)
+
+
+def sliced(workload: Workload, config: DictConfig) -> Any:
+    """The stretch of the workload that `slices` and `slice` name."""
+    slices = config.get("slices", 1)
+    return workload if slices == 1 else Slice(workload, slices=slices, index=config.slice)
 
 
 def _settings(config: DictConfig) -> Settings:

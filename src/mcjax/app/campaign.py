@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from mcjax.app.build import track_settings
-from mcjax.app.compose import made
+from mcjax.app.compose import made, plain_of
+from mcjax.app.provenance import Origin, record_of
 from mcjax.backends.check.faults import Faults
 from mcjax.backends.check.schedule import Outcome, Parts, run_schedule
 from mcjax.engine.cluster_spec import parse_cluster
@@ -70,7 +70,7 @@ def run_campaign(
     return verdict
 
 
-def execute(config: DictConfig, strategies: Any, policies: Any, argv: Sequence[str], show_progress: bool) -> Run:
+def execute(config: DictConfig, strategies: Any, policies: Any, origin: Origin, show_progress: bool) -> Run:
     """The campaign of a config, kept in a run directory.
 
     The tables, and the figures that come from them, are of one schedule: the first that failed, else the last.
@@ -84,11 +84,13 @@ def execute(config: DictConfig, strategies: Any, policies: Any, argv: Sequence[s
     if options.shape is not None:
         parse_cluster(options.shape)
     track = track_settings(config)
+    plain = plain_of(config)
     info = RunInfo(
         backend="check",
         seed=config.seed,
-        config=cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True)),
-        environment=environment.describe(argv=list(argv), seed=config.seed),
+        config=plain,
+        environment=environment.describe(argv=list(origin.argv), seed=config.seed),
+        record=record_of(plain, origin, {}),
     )
     tracker = Tracker(list(track.sinks), info)
     began_s = time.monotonic()

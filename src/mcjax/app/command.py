@@ -14,9 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from mcjax.app.compose import choices_of
 from mcjax.app.mistakes import own_traceback
 from mcjax.app.options import suggest, told
 from mcjax.app.plugins import Plugins
+from mcjax.app.provenance import Origin
 from mcjax.app.run import execute
 from mcjax.errors import McjaxError, UserError
 from mcjax.track import console
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         point = " ".join(hydra.overrides.task)
         if sweep:
             print(f"mcjax: point {len(statuses) + 1}: {point}")
-        statuses.append(one_run(config, ["mcjax", *argv]))
+        statuses.append(one_run(config, Origin(["mcjax", *argv], choices_of(hydra.runtime.choices))))
         if statuses[-1] == INTERRUPTED:
             raise SystemExit(INTERRUPTED)  # the sweep ends too
         if sweep and statuses[-1] != DONE:
@@ -66,10 +68,10 @@ def main(argv: Sequence[str]) -> int:
     return statuses[0] if len(statuses) == 1 else DONE
 
 
-def one_run(config: DictConfig, argv: Sequence[str]) -> int:
+def one_run(config: DictConfig, origin: Origin) -> int:
     """Progress, the summary, the run directory; or what went wrong. Returns the exit status."""
     try:
-        kept = execute(config, Plugins({}), argv)
+        kept = execute(config, Plugins({}), origin)
     except KeyboardInterrupt:
         print("mcjax: interrupted", file=sys.stderr)
         return INTERRUPTED

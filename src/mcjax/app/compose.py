@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from hydra import compose as hydra_compose
@@ -11,7 +11,7 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mcjax.app.mistakes import check_arguments, locate
 from mcjax.app.options import suggest, told
@@ -20,14 +20,28 @@ from mcjax.errors import ConfigError, McjaxError
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The config that `mcjax *overrides` would run. Hydra's own errors, with its suggestions, pass through."""
+    return compose_with_choices(overrides)[0]
+
+
+def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """The config, and which option of each group it is made of: `{"sched/prefill": "random"}`."""
     with contextlib.ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():  # it is, inside another Hydra application
             stack.enter_context(initialize_config_module("mcjax.conf", version_base=None))
         try:
-            return hydra_compose("config", told(overrides))
+            config = hydra_compose("config", told(overrides), return_hydra_config=True)
         except Exception as problem:
             suggest(problem)
             raise
+    choices = choices_of(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices
+
+
+def choices_of(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Hydra's own record of the options, its own groups left out."""
+    return {str(group): str(option) for group, option in chosen.items() if not str(group).startswith("hydra/")}
 
 
 def plain_of(config: DictConfig) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from mcjax.errors import ConfigError
 
 WHOLE_NUMBERS: Mapping[str, int] = {
     "seed": 0,
+    "slices": 1,
+    "slice": 0,
     "sched.attempts": 1,
     "transfer.attempts": 1,
     "engine.max_steps": 1,
@@ -39,7 +41,7 @@ SECONDS: Mapping[str, bool] = {
 }
 """Durations, and whether they must be more than 0."""
 
-SWITCHES = ("verify", "debug", "backend.verify", "backend.poison")
+SWITCHES = ("verify", "rerun", "debug", "backend.verify", "backend.poison")
 NULLABLE = (
     "verify",
     "engine.max_steps",
@@ -81,6 +83,8 @@ def check_numbers(config: Mapping[str, Any]) -> None:
 
 def check_together(config: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for choices that exclude each other: nothing that is asked for is silently left out."""
+    if config["slice"] >= config["slices"]:
+        raise ConfigError("slice", config["slice"], f"must be below slices={config['slices']}")
     world = config["backend"]["name"]
     if config["verify"] and world != "jax":
         raise ConfigError("verify", True, "only the real engine is compared with a colocated one", ["backend=jax"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mcjax.app.build import build, workload_of
+from mcjax.app.build import build, sliced, workload_of
 from mcjax.app.plugins import Plugins
 from mcjax.app.runner import Performance, Rehearsal
 from mcjax.backends.replay.world import Log, ReplayWorld
@@ -87,7 +87,8 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
     table = KeyTable()
     track = TrackSettings(sample_period_s=config.track.sample_period_s)
     recorder = TableRecorder(table.key, track.level)
-    workload = plugins.get("workload") or workload_of(config)
+    given = plugins.get("workload")
+    workload = workload_of(config) if given is None else sliced(given, config)
     real = config.backend.name == "jax"
     rehearsal = build(
         config,

@@ -16,11 +16,12 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
-from mcjax.app.build import build, policies_of, strategies_of, track_settings, workload_of
-from mcjax.app.compose import compose, plain_of, plain_value
+from mcjax.app.build import build, policies_of, sliced, strategies_of, track_settings, workload_of
+from mcjax.app.compose import compose_with_choices, plain_of, plain_value
 from mcjax.app.on_thread import on_thread
 from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
+from mcjax.app.provenance import Origin, record_of
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
 from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.jax.numerics import common_mesh
@@ -56,17 +57,18 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
         VerificationError: the run was to prove something and did not.
     """
     plugins = Plugins(strategies)
-    config = compose(overrides)
+    config, choices = compose_with_choices(overrides)
+    origin = Origin(["mcjax", *overrides], choices)
     show = sys.stdout.isatty() if progress is None else progress
     try:
-        return _outside_loops(lambda: execute(config, plugins, ["mcjax", *overrides], show))
+        return _outside_loops(lambda: execute(config, plugins, origin, show))
     except UserError as problem:
         if config.debug:
             raise
         raise problem.with_traceback(None) from None  # what to mend is in the message, not in our internals
 
 
-def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_progress: bool = True) -> Run:
+def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress: bool = True) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
     plain = plain_of(config)
     plain["plugins"] = plugins.names()
@@ -76,10 +78,11 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         from mcjax.app import campaign  # which needs what is above
 
         return campaign.execute(
-            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), argv, show_progress
+            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), origin, show_progress
         )
     track = track_settings(config)
-    workload = cast("Workload", plugins.get("workload") or workload_of(config))
+    given = plugins.get("workload")
+    workload = cast("Workload", workload_of(config) if given is None else sliced(given, config))
     table = KeyTable()
     recorder = TableRecorder(table.key, track.level)
     rehearsal = build(config, plugins, workload, table, recorder, track)
@@ -88,8 +91,12 @@ def execute(config: DictConfig, plugins: Plugins, argv: Sequence[str], show_prog
         seed=config.seed,
         config=plain,
         environment=environment.describe(
-            argv=list(argv), seed=config.seed, devices=rehearsal.world.devices(), inputs=workload.inputs()
+            argv=list(origin.argv),
+            seed=config.seed,
+            devices=rehearsal.world.devices(),
+            inputs=workload.inputs(),
         ),
+        record=record_of(plain, origin, workload.inputs()),
     )
     total = int(getattr(workload, "total_requests", None) or 0)
     virtual = rehearsal.world.virtual

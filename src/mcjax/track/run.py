@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mcjax.errors import RunError
+from mcjax.track import record as records
 from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
+from mcjax.track.record import RunRecord
 from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
 from mcjax.track.tables import DIGESTED, SCHEMA_VERSION
 
@@ -35,6 +37,7 @@ class Run:
         tables: Mapping[str, Table],
         state: str = "done",
         reason: str = "",
+        record: RunRecord | None = None,
     ):
         self.directory = directory
         self.summary = dict(summary)
@@ -43,6 +46,15 @@ class Run:
         self.reason = reason
         self._kept = tables
         self._read: dict[str, Table] = {}
+        self._record = record
+
+    @property
+    def record(self) -> RunRecord:
+        """What identifies the run: its key, choices, flat config, the user's own code."""
+        if self._record is None:
+            assert self.directory is not None
+            self._record = records.read(self.directory)
+        return self._record
 
     @property
     def requests(self) -> Table:

@@ -6,12 +6,14 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
+from mcjax.track.record import FILE, RunRecord
 from mcjax.track.redaction import redact
 from mcjax.track.summary import finite
 
@@ -60,6 +62,19 @@ class RunDirectory:
         """`environment.json`, as `environment.describe` makes it."""
         self._replace("environment.json", _json(environment))
 
+    def write_record(self, record: RunRecord) -> RunRecord:
+        """`run.json`. Returns what was written: the record without secrets."""
+        kept = replace(record, argv=tuple(redact(list(record.argv))), config=finite(redact(record.config)))
+        self._replace(FILE, kept.text())
+        return kept
+
+    def write_sources(self, sources: Mapping[str, str]) -> None:
+        """The user's own code, below `strategies/`."""
+        for name, text in sources.items():
+            path = self.path / "strategies" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(redact(text), encoding="utf-8")
+
     def write_tables(self, tables: Mapping[str, Table]) -> None:
         table_files.write(tables, self.path)
 
@@ -80,6 +95,11 @@ class RunDirectory:
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, self.path / name)
+
+
+def now() -> str:
+    """The time of day, to the second, with its zone."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -69,7 +69,8 @@ class Tracker:
         """Write everything, mark the run DONE (or FAILED: `failure` says why), tell the sinks, hand the run back."""
         plain = finite(summary)
         state = "failed" if failure else "done"
-        run = Run(self.directory, plain, self._info.config, tables, state, failure)
+        record = self._info.record if self.directory is None else None  # else it is read from there
+        run = Run(self.directory, plain, self._info.config, tables, state, failure, record)
         if self._files is not None:
             self._files.keep(tables, plain)
             if self._files.overview:

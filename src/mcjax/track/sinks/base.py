@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from mcjax.track.record import RunRecord
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -17,6 +19,9 @@ class RunInfo:
     name: str = ""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    record: RunRecord = field(default_factory=RunRecord)
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Code of the user's own to keep: file name below `strategies/`, and text."""
 
 
 class Sink(Protocol):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table
-from mcjax.track.run_directory import RunDirectory
+from mcjax.track.metrics import headline
+from mcjax.track.record import RunRecord
+from mcjax.track.run_directory import RunDirectory, now
 from mcjax.track.sinks.base import RunInfo
 from mcjax.track.tables import StoredTables
 
@@ -20,6 +23,7 @@ class Files:
         self.base = Path(directory)
         self.overview = overview
         self._opened: RunDirectory | None = None
+        self._record = RunRecord()
 
     @property
     def opened(self) -> RunDirectory:
@@ -32,6 +36,8 @@ class Files:
         self._opened = RunDirectory.create(self.base, info.name)
         self._opened.write_config(info.config)
         self._opened.write_environment(info.environment)
+        self._record = self._opened.write_record(info.record)
+        self._opened.write_sources(info.sources)
 
     def log(self, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Nothing to do: the same figures are rows of samples.parquet."""
@@ -41,6 +47,8 @@ class Files:
         if not isinstance(tables, StoredTables):
             self.opened.write_tables(tables)
         self.opened.write_summary(summary)
+        figures = {"headline": headline(summary), "digest": str(summary.get("digest", ""))}
+        self._record = self.opened.write_record(replace(self._record, ended=now(), **figures))
 
     def finish(self, summary: Mapping[str, Any], directory: Path | None) -> None:
         self.opened.done()
