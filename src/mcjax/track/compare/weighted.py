@@ -111,13 +111,12 @@ class WeightedRun:
 
     def _own(self, table: Table) -> Table:
         table = in_window(table, warmup_ns(self._run))
-        own: Table = table.filter(arrow().array(chosen(table, self._by, [self._part]))) if self._by else table
-        return own
+        return table.filter(arrow().array(chosen(table, self._by, [self._part]))) if self._by else table
 
     def _index_of(self, table: Table) -> Counts:
-        if self._blocks is None:
-            return np.zeros(table.num_rows, np.int64)
-        return self._blocks.of(table)
+        return (
+            np.zeros(len(integers(table, "arrival_ns")), np.int64) if self._blocks is None else self._blocks.of(table)
+        )
 
 
 _SPREADS = tuple(
