@@ -40,6 +40,7 @@ class Drawn:
             raise ConfigError("out", path, "its suffix says what is written", SUFFIXES)
         numbers = picture.with_suffix(".csv")
         try:
+            picture.parent.mkdir(parents=True, exist_ok=True)
             picture.write_bytes(self._bytes(picture.suffix[1:], dpi))
             numbers.write_text(self.csv(), encoding="utf-8", newline="")
         except OSError as problem:
@@ -55,18 +56,19 @@ class Drawn:
         writer.writerows([_cell(value) for value in row] for row in zip(*columns, strict=True))
         return text.getvalue()
 
-    def svg(self) -> str:
-        return self._bytes("svg", PRINT_DPI).decode()
+    def svg(self, transparent: bool = False) -> str:
+        """As SVG; `transparent` leaves the paper out."""
+        return self._bytes("svg", PRINT_DPI, transparent).decode()
 
     def png(self, dpi: int = SCREEN_DPI) -> bytes:
         return self._bytes("png", dpi)
 
-    def _bytes(self, form: str, dpi: int) -> bytes:
+    def _bytes(self, form: str, dpi: int, transparent: bool = False) -> bytes:
         # Without dates: the same runs give the same file.
         metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}[form]
         file = io.BytesIO()
         with styled():
-            self.figure.savefig(file, format=form, dpi=dpi, metadata=metadata)
+            self.figure.savefig(file, format=form, dpi=dpi, metadata=metadata, transparent=transparent)
         return file.getvalue()
 
     def _repr_png_(self) -> bytes:

@@ -61,7 +61,7 @@ def period_ns(subject: Subject, kind: str) -> int:
                 if len(ticks) > 1:
                     break
             if len(ticks) == 0:
-                without_rows(run, kind, "samples", "full")
+                without_rows(run, kind, "samples", "requests")
             if len(ticks) > 1:
                 longest = max(longest, int(ticks[1] - ticks[0]))
     return longest

@@ -91,7 +91,8 @@ def flows_of(run: Run, edges: Edges) -> tuple[list[str], NDArray[np.float64]]:
     totals: dict[str, int] = {}
     for name, parts in begins.items():
         columns = np.concatenate(parts, axis=1)
-        nbytes, start_ns = columns[2], columns[0]
+        nbytes, start_ns = columns[2], columns[0].copy()
+        start_ns[start_ns < 0] = columns[1][start_ns < 0]  # a transfer that took no time
         end_ns = np.maximum(columns[1], start_ns + 1)
         flows[name] = present(start_ns, end_ns, nbytes / (end_ns - start_ns), edges)  # bytes a nanosecond are GB/s
         totals[name] = int(nbytes.sum())

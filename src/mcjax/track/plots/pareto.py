@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mcjax.track.metrics import Metric, metric
+from mcjax.errors import ConfigError
+from mcjax.track.metrics import CATALOGUE, Metric
 from mcjax.track.plots.bands import scalar_band
 from mcjax.track.plots.drawn import Drawn
 from mcjax.track.plots.kind import Kind
@@ -24,7 +26,7 @@ MOVES = ((5, 4, "left"), (5, -9, "left"), (-5, 4, "right"), (-5, -9, "right"), (
 
 def draw(subject: Subject) -> Drawn:
     shown = subject.first(MOST_POINTS)
-    across, up = (metric(shown.options.get(axis, default)) for axis, default in zip("xy", DEFAULT, strict=True))
+    across, up = (_metric(axis, shown.options.get(axis, default)) for axis, default in zip("xy", DEFAULT, strict=True))
     x, y = (_bands(shown, each) for each in (across, up))
     figure = new_figure(shown.width_in, HEIGHT_IN if shown.width == "column" else 3.2)
     panel: Any = figure.subplots()
@@ -59,6 +61,14 @@ def draw(subject: Subject) -> Drawn:
     repetitions = [len(group.runs) for group in shown.groups]
     data = table(group=list(shown.labels), **columns, on_front=best.tolist(), repetitions=repetitions)
     return Drawn(figure, data)
+
+
+def _metric(axis: str, name: str) -> Metric:
+    if name not in CATALOGUE:
+        close = difflib.get_close_matches(name, CATALOGUE, 1)
+        hint = f", did you mean {close[0]}" if close else ""
+        raise ConfigError(axis, name, f"no such metric{hint}", CATALOGUE)
+    return CATALOGUE[name]
 
 
 def front(x: Values, y: Values, across: Metric, up: Metric) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -14,6 +14,8 @@ from mcjax.types import NS_PER_S
 
 LONGEST_LABEL = 44
 MISSING = "(none)"
+RANKS = {"summary": 0, "lean": 1, "requests": 1, "full": 2}
+"""How much each `track.level` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,13 @@ def _apart(labels: Sequence[str]) -> list[str]:
     return [f"{label} ({index + 1})" if cut.count(label) > 1 else label for index, label in enumerate(cut)]
 
 
-def without_rows(run: Run, kind: str, table: str, level: str) -> None:
-    """A run has no rows of a table: nothing happened, or nothing was kept. Raises `RunError` for the second."""
+def without_rows(run: Run, kind: str, what: str, level: str) -> None:
+    """A run has no rows of what a kind is drawn from: nothing happened, or `track.level` kept nothing of it.
+
+    Raises `RunError` for the second; `level` is the least that keeps it.
+    """
     kept = run.config.get("track", {}).get("level", "full")
-    if kept != "full":
+    if RANKS.get(kept, 0) < RANKS[level]:
         where = run.directory or "this run"
-        problem = f"kind={kind} is drawn from {table}, which track.level={kept} does not keep"
+        problem = f"kind={kind} is drawn from {what}, which track.level={kept} does not keep"
         raise RunError(f"{where}: {problem}; run it again with track.level={level}")
