@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -69,7 +69,8 @@ class _Running:
     """A point that is being played."""
 
     began_s: float
-    outlook: Outlook | None = None
+    outlook: Outlook = field(default_factory=lambda: Outlook(virtual=True))
+    run_began_s: float = 0.0
     line: str = "starting"
 
 
@@ -119,13 +120,12 @@ class SweepProgress:
         match event:
             case Outlook():
                 running.outlook = event
-                running.began_s = self._clock()
+                running.run_began_s = self._clock()
             case Stage():
                 running.line = f"{event.what} {event.share_done:.0%}" if event.share_done else event.what
             case Figures():
-                outlook = running.outlook or Outlook(virtual=True)
-                real_s = self._clock() - running.began_s
-                running.line = progress_line(event, real_s, outlook.virtual, outlook.total_requests)
+                real_s = self._clock() - running.run_began_s
+                running.line = progress_line(event, real_s, running.outlook.virtual, running.outlook.total_requests)
 
     def said(self, point: int, line: str) -> None:
         self._print(f"[point {point + 1}] {line}")

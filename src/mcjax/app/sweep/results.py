@@ -103,9 +103,8 @@ def show_missing(study: Study) -> None:
 
 
 def _told(label: str, point: Point, base: Path | None) -> list[str]:
-    where = [f"    (what there was is kept in {base / point.directory})"] if base and point.directory else []
-    reason = point.reason or FAILED
-    if base and point.directory and point.directory in reason:
-        where = []
-    first, *rest = reason.splitlines()
-    return [f"  {label}: {first}", *(f"    {line}" for line in rest), *where]
+    first, *rest = (point.reason or FAILED).splitlines()
+    place = f"run directory: {base / point.directory}" if base and point.directory else ""
+    if place and str(point.directory) in point.reason:  # it is told already
+        place = ""
+    return [f"  {label}: {first}", *(f"    {line}" for line in [*rest, place] if line)]
