@@ -55,4 +55,5 @@ class Answer:
 
 def runs(place: Path) -> list[Path]:
     """The run directories, in order of their names."""
-    return sorted((place / "runs").iterdir()) if (place / "runs").exists() else []
+    found = (place / "runs").iterdir() if (place / "runs").exists() else ()
+    return sorted(path for path in found if not path.name.startswith("."))

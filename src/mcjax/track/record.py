@@ -33,6 +33,8 @@ class RunRecord:
 
     run_key: str = ""
     """Equal keys, equal rows (of virtual runs): sha256 over config, code, strategies and inputs; "" if it has none."""
+    unkeyed: str = ""
+    """Why it has none: what could not be told of the user's own code."""
     started: str = ""
     backend: str = ""
     argv: tuple[str, ...] = ()
