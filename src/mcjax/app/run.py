@@ -64,7 +64,7 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
     origin = Origin(["mcjax", *overrides], choices)
     show = sys.stdout.isatty() if progress is None else progress
     try:
-        return _outside_loops(lambda: execute(config, plugins, origin, show))
+        return outside_loops(lambda: execute(config, plugins, origin, show))
     except UserError as problem:
         if config.debug:
             raise
@@ -220,6 +220,6 @@ def _keep(
         raise
 
 
-def _outside_loops(work: Callable[[], Run]) -> Run:
+def outside_loops(work: Callable[[], Run]) -> Run:
     """Run `work` where no event loop is running: here, or (inside Jupyter's) on a thread of its own."""
     return work() if asyncio._get_running_loop() is None else on_thread(work)

@@ -64,7 +64,8 @@ def read(directory: Path) -> RunRecord:
     Raises `RunError` if it is damaged.
     """
     try:
-        values = json.loads((directory / FILE).read_bytes())
+        with open(f"{directory}/{FILE}", "rb") as file:
+            values = json.loads(file.read())
     except FileNotFoundError:
         return _from_other_files(directory)
     except (OSError, ValueError) as problem:

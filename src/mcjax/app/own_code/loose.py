@@ -17,6 +17,12 @@ import json
 from mcjax.app.own_code.again import Again
 from mcjax.app.own_code.importing import found
 
+
+def _found(name):
+    module, _, path = name.partition(":")
+    return globals()[path] if module == "__main__" else found(name)
+
+
 '''
 
 
@@ -68,4 +74,4 @@ def _line(name: str, value: Any, meaning: str) -> str:
             return f"{name} = {value!r}\n"
     except (ValueError, SyntaxError, TypeError):
         pass
-    return f"{name} = Again(found).made(json.loads({meaning!r}))\n"
+    return f"{name} = Again(_found).made(json.loads({meaning!r}))\n"

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -53,7 +53,7 @@ class Teller:
 
     def told(self, value: Any) -> Any:
         """Raises `Unknown` naming what cannot be told."""
-        kind: type = type(value)
+        kind: type[Any] = type(value)
         if value is None or kind in (bool, str, int):
             return value
         if kind is float:
@@ -185,8 +185,12 @@ def _simple(value: Any, kind: type) -> dict[str, Any] | None:
     if isinstance(value, logging.Logger):
         return {"logger": value.name}
     if kind in (complex, range, slice, type(Ellipsis), type(NotImplemented)) or kind.__module__ in _VALUES:
-        return {"value": f"{kind.__module__}.{kind.__name__}", "repr": str(cast("Any", value).__repr__())}
-    if kind.__module__ in _ANNOTATIONS and " at 0x" not in (text := str(cast("Any", value).__repr__())):
+        return {"value": f"{kind.__module__}.{kind.__name__}", "repr": str(value.__repr__())}
+    if (
+        kind.__module__ in _ANNOTATIONS
+        and kind is not SimpleNamespace
+        and " at 0x" not in (text := str(value.__repr__()))
+    ):
         return {"annotation": text}
     return None
 
