@@ -16,9 +16,10 @@ from mcjax.errors import ConfigError, RunError
 from mcjax.track import environment
 from mcjax.track.redaction import redact, secrets
 from mcjax.track.run import load
-from mcjax.track.run_directory import MARKERS, RunDirectory
+from mcjax.track.run_directory import RunDirectory
 from mcjax.track.sinks.base import RunInfo
 from mcjax.track.sinks.files import Files
+from mcjax.track.state import MARKERS
 from mcjax.track.summary import summarise
 from mcjax.track.tracker import Settings, Tracker
 
