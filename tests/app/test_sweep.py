@@ -10,7 +10,7 @@ import pytest
 from conftest_app import BARE, SMALL, Answer, runs
 from sweep_fixtures import POLICIES, alive, running, start, states, sweeps, wait_until, workers
 
-import mcjax as package
+from mcjax.track.run import load
 
 Command = Callable[..., Answer]
 OWN = ("sched/prefill=custom", "hydra.launcher.workers=2")
@@ -44,29 +44,22 @@ def test_points_that_fail_or_die_are_told_and_stop_no_other(mcjax: Command, poli
     left = {point.directory: point.state for point in sweep.points}
     assert sorted(path.name for path in runs(policies)) == sorted(left)
     assert len(running(policies)) == 2, "those whose process died"
-    good = [package.load(policies / "runs" / point.directory) for point in sweep.points if point.state == "done"]
+    good = [load(policies / "runs" / point.directory) for point in sweep.points if point.state == "done"]
     assert [run.record.sweep for run in good] == [sweep.name] * 2
     assert good[0].record.argv[1:] == sweep.points[0].overrides, "which repeats this point alone"
 
 
 def test_only_the_parent_prints(mcjax: Command, policies: Path) -> None:
-    answer = mcjax("-m", *SMALL, *own("Tells"), "hydra.launcher.workers=1", "+seeds=3")
+    answer = mcjax("-m", *SMALL, *own("Tells"), "hydra.launcher.workers=1", "+seeds=2")
     assert answer.status == 0, answer.err
     said = [line for line in answer.out.splitlines() if "played by" in line]
-    assert [line.partition(" played")[0] for line in said] == ["[point 1]", "[point 2]", "[point 3]"]
+    assert [line.partition(" played")[0] for line in said] == ["[point 1]", "[point 2]"]
     assert len({line.partition("] ")[2] for line in said}) == 1, "one process played them all"
     ended = [line for line in answer.out.splitlines() if line.startswith("mcjax: point ")]
-    assert [line.rpartition(": ")[2] for line in ended] == ["seed=0", "seed=1", "seed=2"]
+    assert [line.rpartition(": ")[2] for line in ended] == ["seed=0", "seed=1"]
     assert answer.out.splitlines()[-1].startswith("sweep directory: runs/sweeps/")
-    assert answer.out.rstrip().endswith("(3 done)")
+    assert answer.out.rstrip().endswith("(2 done)")
     assert not list(policies.glob("*.yaml")), "nothing else is left lying about"
-
-
-def test_a_sweep_that_keeps_nothing_says_so(mcjax: Command, place: Path) -> None:
-    answer = mcjax("-m", *BARE, "seed=1,2")
-    assert answer.status == 0, answer.err
-    assert answer.out.splitlines()[-1] == "sweep: 2 done; nothing of it is kept on disk"
-    assert not (place / "runs").exists()
 
 
 def test_nothing_runs_if_a_point_cannot_be_made(mcjax: Command, place: Path) -> None:
@@ -77,29 +70,27 @@ def test_nothing_runs_if_a_point_cannot_be_made(mcjax: Command, place: Path) -> 
         assert not runs(place)
 
 
-def test_batches_are_one_sweep(mcjax: Command, place: Path) -> None:
-    answer = mcjax("-m", *SMALL, "seed=1,2,3", "hydra.sweeper.max_batch_size=2")
+def test_batches_are_one_sweep_and_one_that_keeps_nothing_says_so(mcjax: Command, place: Path) -> None:
+    answer = mcjax("-m", *BARE, "seed=1,2", "hydra.sweeper.max_batch_size=1")
     assert answer.status == 0, answer.err
-    (sweep,) = sweeps(place)
-    assert [point.overrides[-1] for point in sweep.points] == ["seed=1", "seed=2", "seed=3"]
-    assert states(sweep) == ["done"] * 3
+    assert answer.out.splitlines()[-1] == "sweep: 2 done; nothing of it is kept on disk"
+    assert not (place / "runs").exists()
 
 
 def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
-    process = start(policies, "-m", *SMALL, *own("Shortest", "WaitsAtOnce"), "+seeds=2")
-    wait_until("both seeds wait", lambda: len(running(policies)) == 2 and len(runs(policies)) == 4)
+    process = start(policies, "-m", *SMALL, *own("Shortest", "WaitsAtOnce"))
+    wait_until("one is done and one waits", lambda: len(running(policies)) == 1 and len(runs(policies)) == 2)
     players = workers(policies)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "mcjax: interrupted, 2 of the sweep's 4 points are missing" in err
-    assert "the same command goes on with what is missing" in err
+    assert "mcjax: interrupted; of the sweep's 2 points are missing: 1; the same command goes on" in err
     assert "Traceback" not in err
-    assert "(2 done, 2 interrupted)" in out
+    assert "(1 done, 1 interrupted)" in out
     assert not any(map(alive, players))
     (sweep,) = sweeps(policies)
-    assert states(sweep) == ["done", "done", "interrupted", "interrupted"]
-    partial = package.load(policies / "runs" / sweep.points[2].directory)
+    assert states(sweep) == ["done", "interrupted"]
+    partial = load(policies / "runs" / sweep.points[1].directory)
     assert (partial.state, partial.reason) == ("failed", "interrupted")
     assert partial.decisions.num_rows >= 2
 

@@ -99,7 +99,7 @@ def show_missing(study: Study) -> None:
     if study.interrupted:
         left = study.counts[INTERRUPTED]
         again = "" if study.base is None else "; the same command goes on with what is missing"
-        print(f"mcjax: interrupted, {left} of the sweep's {total} points are missing{again}", file=sys.stderr)
+        print(f"mcjax: interrupted; of the sweep's {total} points are missing: {left}{again}", file=sys.stderr)
 
 
 def _told(label: str, point: Point, base: Path | None) -> list[str]:
