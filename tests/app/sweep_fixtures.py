@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -102,18 +101,13 @@ def workers(place: Path) -> list[int]:
 
 
 def alive(pid: int) -> bool:
+    """Whether the process is there, and more than an entry that nobody has asked for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if os.path.exists("/proc") else True
-    )
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def sweeps(place: Path) -> list[Sweep]:

@@ -158,7 +158,7 @@ class Study:
         new: list[_Played] = []
         for words in points:
             for given in self.strategies:
-                own = [word for word in words if word not in shared]
+                own = [word.lstrip("+") for word in words if word not in shared]
                 label = " ".join([*own, *(given.words if several else ())])
                 new.append(_Played(label, words, given.pickled, Point((*words, *given.words))))
         self._points += new
