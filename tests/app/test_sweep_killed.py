@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -113,3 +116,40 @@ def test_a_killed_sweep_over_real_traces(place: Path, traces: Callable[[str], Pa
     assert quarter <= len(done) < 80
     check_repeated(broken, whole, arguments, done)
     assert len(sweeps(whole)[0].points) == 80
+
+
+def test_a_worker_sees_its_parent_go_also_where_another_process_holds_the_socket(place: Path) -> None:
+    code = """
+import os, time
+from mcjax.app.sweep.process import WorkerProcess
+
+worker = WorkerProcess({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, os.sys.path))})
+holder = os.fork()
+if holder == 0:
+    time.sleep(600)
+print(worker._process.pid, holder, flush=True)
+os._exit(0)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker, holder = map(int, parent.stdout.readline().split())
+    try:
+        assert parent.wait(60) == 0
+        wait_until("the worker is gone", lambda: not alive(worker))
+        assert alive(holder)
+    finally:
+        os.kill(holder, signal.SIGKILL)
+
+
+@pytest.mark.check_long
+@pytest.mark.timeout(600)
+def test_points_on_the_real_engine_come_one_after_the_other_in_fresh_processes(place: Path) -> None:
+    (place / "policies.py").write_text(POLICIES)
+    words = ["workload.sessions=2", "track.sinks.0.overview=false", "sched/prefill=custom", "+seeds=2"]
+    status, out, err = play(place, [*words, "sched.prefill._target_=policies.Tells"])
+    assert status == 0, err
+    lines = out.splitlines()
+    assert len({line.split()[4] for line in lines if "played by" in line}) == 2
+    ended = next(index for index, line in enumerate(lines) if line.startswith("mcjax: point 1 of 2 done"))
+    begun = next(index for index, line in enumerate(lines) if line.startswith("[point 2] "))
+    assert ended < begun
