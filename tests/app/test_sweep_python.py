@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_mistakes_are_told_before_anything_runs(place: Path, strategies: dict[st
 
 def test_what_cannot_be_sent_is_named() -> None:
     stuck = Weighs()
-    stuck.always = open(os.devnull)  # type: ignore[assignment]  # noqa: SIM115
+    stuck.lock = threading.Lock()
     with pytest.raises(ConfigError, match="prefill=Weighs: cannot be sent to another process, as a sweep does"):
         combinations({"prefill": stuck})
 
