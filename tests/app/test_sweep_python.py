@@ -148,7 +148,7 @@ def test_mistakes_are_told_before_anything_runs(place: Path, strategies: dict[st
 
 def test_what_cannot_be_sent_is_named() -> None:
     stuck = Weighs()
-    stuck.lock = threading.Lock()
+    stuck.always = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="prefill=Weighs: cannot be sent to another process, as a sweep does"):
         combinations({"prefill": stuck})
 
