@@ -10,7 +10,10 @@ import pytest
 from conftest_app import BARE, SMALL, Answer, runs
 from sweep_fixtures import POLICIES, alive, running, start, states, sweeps, wait_until, workers
 
+import mcjax as package
+from mcjax.app.sweep.results import results_of
 from mcjax.track.run import load
+from mcjax.track.sweep import Sweep
 
 Command = Callable[..., Answer]
 OWN = ("sched/prefill=custom", "hydra.launcher.workers=2")
@@ -68,6 +71,37 @@ def test_nothing_runs_if_a_point_cannot_be_made(mcjax: Command, place: Path) -> 
         assert answer.status == 2
         assert "ranom" in answer.err or "hydra.launcher.workers=0: must be a whole number" in answer.err
         assert not runs(place)
+
+
+def test_a_written_down_study_ends_with_a_table_and_a_picture(mcjax: Command, place: Path, trace: Path) -> None:
+    words = ["experiment=prefill_selections", "cluster=2p2d", "track.sinks.0.overview=false"]
+    answer = mcjax(*words, f"workload.path={trace}", "sched/prefill=random,least_loaded")
+    assert answer.status == 0, answer.err
+    assert answer.err == ""
+    (sweep,) = sweeps(place)
+    assert sweep.question == "Which prefill selection serves this trace best?"
+    for text in (answer.out, (sweep.directory / "table.md").read_text()):
+        assert "differences are to prefill=random" in text
+    assert (sweep.directory / "pareto.pdf").read_bytes().startswith(b"%PDF")
+    assert "ttft_s.p90" in (sweep.directory / "pareto.csv").read_text()
+    assert f"next: mcjax compare {sweep.name}, mcjax report {sweep.name}" in answer.out
+
+
+def test_the_picture_is_of_what_was_swept(mcjax: Command, place: Path) -> None:
+    answer = mcjax("-m", *SMALL, "workload.rate_per_s=1,2", "hydra.launcher.workers=1")
+    assert answer.status == 0, answer.err
+    (sweep,) = sweeps(place)
+    assert sorted(path.name for path in sweep.directory.iterdir() if path.suffix == ".pdf") == ["goodput.pdf"]
+
+
+def test_what_cannot_be_kept_at_the_end_costs_no_run(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = package.run(SMALL)
+    (place / "file").touch()
+    results = results_of(package.Runs([run], [], Sweep(place / "file" / "where no directory can be")))
+    assert "TTFT p90" in results.table
+    assert results.files == []
+    told = [record.getMessage() for record in caplog.records]
+    assert ["could not be compared" in told[0], "could not be drawn" in told[1]] == [True] * 2
 
 
 def test_batches_are_one_sweep_and_one_that_keeps_nothing_says_so(mcjax: Command, place: Path) -> None:
