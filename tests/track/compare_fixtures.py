@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,10 @@ def summarised(config: Mapping[str, Any], digest: str = "", seed: int = 0, slice
     return Run(None, {**summary, "digest": digest}, {}, {}, record=record)
 
 
-def policies(values: Mapping[str, Sequence[float]], name: str = "ttft_s", part: str = "p90") -> list[Run]:
+def policies(values: Mapping[str, Iterable[float]], name: str = "ttft_s", part: str = "p90") -> list[Run]:
     """For each policy a run a seed with one figure."""
     return [
-        summarised({"sched.prefill": policy}, f"{policy} {seed}", seed, **{name: {part: value}})
+        summarised({"sched.prefill": policy}, f"{policy} {seed}", seed, 0, **{name: {part: value}})
         for policy, own in values.items()
         for seed, value in enumerate(own)
     ]

@@ -15,6 +15,7 @@ import numpy as np
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table
 from mcjax.track.compare.first import RowDifference, first_row, one_row
+from mcjax.track.compare.pairing import OF_THE_MACHINE
 from mcjax.track.flat import flat, text_of
 from mcjax.track.metrics import CATALOGUE, figures
 from mcjax.track.record import StrategySource
@@ -214,7 +215,11 @@ def _outputs(table: Table, rows: Any) -> list[list[int]]:
 
 
 def _figures(first: Run, second: Run) -> list[Change]:
-    ours, theirs = (figures(run.summary) for run in (first, second))
+    """But for those that two equal runs differ in: how long the machine took, and what memory."""
+    ours, theirs = (
+        {name: value for name, value in figures(run.summary).items() if name not in OF_THE_MACHINE}
+        for run in (first, second)
+    )
     known = [name for name in CATALOGUE if name in ours or name in theirs]
     names = dict.fromkeys([*known, *ours, *theirs])
     return _changes(*({name: side[name] for name in names if name in side} for side in (ours, theirs)))
