@@ -1,4 +1,4 @@
-"""How often intervals of `mcjax compare` hold the truth, and how often it marks a best: the tables of `docs/compare.md`.
+"""How often intervals of `mcjax compare` hold the truth, and how often it marks a best, for `docs/compare.md`.
 
 `python benchmarks/intervals.py pairs` (a minute), `marks` (minutes), `blocks` (minutes: it simulates).
 """

@@ -18,6 +18,7 @@ from mcjax.sched.base import PrefillChoice
 from mcjax.sched.view import ClusterView
 from mcjax.track.compare.bootstrap import ERROR, pairs_needed
 from mcjax.track.compare.comparison import compare as compared
+from mcjax.track.run import load
 from mcjax.track.run_directory import RunDirectory
 from mcjax.track.sweep import Point, Sweep
 from mcjax.types import Request
@@ -99,7 +100,7 @@ def test_formats_metrics_and_file(kept: Path, call: Call) -> None:
     ]
     assert [row["sched/prefill"] for row in rows[:2]] == ["random", "kvcache_centric"]
     assert "differences are to prefill=random" in answer.err
-    own = [run.summary["ttft_s"]["p90"] for run in map(package.load, runs(kept)[:2])]
+    own = [run.summary["ttft_s"]["p90"] for run in map(load, runs(kept)[:2])]
     assert float(rows[0]["mean"]) == pytest.approx(sum(own) / 2)
     written = call("runs/*", "--format", "latex", "--out", "table.tex")
     assert (written.status, written.out) == (0, "")

@@ -11,6 +11,7 @@ from conftest_app import SMALL, Answer, runs
 import mcjax as package
 from mcjax.app import diff
 from mcjax.track.compare.diff import diff as difference
+from mcjax.track.run import load
 
 Call = Callable[..., Answer]
 
@@ -45,7 +46,7 @@ def test_equal_and_different_runs(place: Path, call: Call) -> None:
     assert "KVCacheCentric chose" in answer.out
     assert "first differing token: none" in answer.out  # a policy changes no answer
     # The row that it names is the first in which the tables differ, by the tables themselves.
-    loaded = [package.load(place / "runs" / name) for name in (first, other)]
+    loaded = [load(place / "runs" / name) for name in (first, other)]
     found = difference(*loaded).decision
     assert found is not None
     tables = [
