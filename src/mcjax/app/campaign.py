@@ -117,6 +117,7 @@ def execute(
         warmup_ns=0,
         block_tokens=4,
     )
+    summary |= kept.recorders[0].kept()
     summary["check"] = {**verdict.summary(), "kept_seed": kept_seed}
     failure = _describe(verdict) if verdict.failed else ""
     run = tracker.finish(tables, summary, failure)

@@ -106,7 +106,7 @@ def execute(
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
     if tracker.directory is not None:
-        recorder.write_to(tracker.directory)
+        recorder.write_to(tracker.directory, track.budget_bytes)
     progress = open_progress(console.Outlook(rehearsal.world.virtual, total, tracker.directory))
     performance = Performance(rehearsal, progress, tracker.log, to_verify=_wants_verification(config, workload))
     failure, ended_by, verified = "", None, None
@@ -154,8 +154,8 @@ def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict
 
     def rehearse(prompts: SamePrompts) -> Rehearsal:
         table = KeyTable()
-        again = TableRecorder(table.key, "lean")
-        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
+        again = TableRecorder(table.key, "requests")
+        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="requests"))
 
     def play(prompts: SamePrompts) -> Result:
         performance = Performance(
@@ -194,6 +194,7 @@ def _keep(
             bytes_by_transport=result.bytes_by_transport,
             world=result.figures,
         )
+        summary |= recorder.kept()
         if verified:
             summary["verified"] = dict(verified)
         return tracker.finish(tables, summary, failure)
