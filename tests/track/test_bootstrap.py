@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcjax.track.compare.bootstrap import (
+    UNBOUNDED,
     Interval,
     block_counts,
     enough_unpaired,
@@ -61,6 +62,11 @@ def test_coverage_at_length(sampler: str, error: float) -> None:
 def test_equal_differences_are_certain_and_near_equal_ones_are_not() -> None:
     chosen = resamples(2000, 6, np.random.default_rng(0))
     assert paired(np.full(6, 2.0), 0.05, chosen) == Interval(2.0, 2.0)
+    few = resamples(2000, 5, np.random.default_rng(0))
+    assert paired(np.full(5, 2.0), 0.05, few) == UNBOUNDED  # one in sixteen times, that is chance
+    assert paired(np.zeros(5), 0.05, few) == Interval(0.0, 0.0)
+    assert unpaired(np.full(3, 1.0), np.full(3, 2.0), 0.05, (few, few)) == UNBOUNDED
+    assert unpaired(np.full(4, 1.0), np.full(4, 2.0), 0.05, (few, few)) == Interval(1.0, 1.0)
     # Five of six agree, and one is far off: resamples of the five alone say nothing of how far.
     odd = paired(np.array([5.0, 5, 5, 5, 5, -1]), 0.05, chosen)
     assert odd.low == -math.inf
