@@ -10,6 +10,7 @@ from conftest_app import SMALL, Answer, runs
 
 import mcjax as package
 from mcjax.app import diff
+from mcjax.track.compare.comparison import compare as compared
 from mcjax.track.compare.diff import diff as difference
 from mcjax.track.run import load
 
@@ -55,6 +56,20 @@ def test_equal_and_different_runs(place: Path, call: Call) -> None:
     rows = [table.to_pylist() for table in tables]
     assert rows[0][: found.row] == rows[1][: found.row]
     assert rows[0][found.row] != rows[1][found.row]
+
+
+def test_runs_that_kept_no_tables(place: Path, call: Call) -> None:
+    for policy in ("random", "kvcache_centric"):
+        package.run([*SMALL, "track.level=summary", f"sched/prefill={policy}"])
+    names = [run.name for run in runs(place)]
+    answer = call(*names)
+    assert answer.status == 0
+    assert "  sched/prefill: random | kvcache_centric" in answer.out.splitlines()
+    assert "first differing decision: unknown" in answer.out
+    assert "kept at track.level=summary" in answer.out
+    assert "  ttft_s.p90: " in answer.out
+    groups = compared([load(run) for run in runs(place)])
+    assert any("their requests were not kept" in note for note in groups.notes)
 
 
 def test_refusals(place: Path, call: Call) -> None:

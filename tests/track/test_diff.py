@@ -18,14 +18,14 @@ from track_fixtures import ARGUMENTS, MS, fabricate, key_of, row
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table, arrow
 from mcjax.track.compare.diff import Change, TokenDifference, diff
-from mcjax.track.compare.first import first_row, one_row
+from mcjax.track.compare.first import RowDifference, first_row, one_row
 from mcjax.track.record import RunRecord, StrategySource
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run, load
+from mcjax.track.schemas import SCHEMAS
 from mcjax.track.sinks.base import RunInfo
 from mcjax.track.sinks.files import Files
 from mcjax.track.summary import summarise
-from mcjax.track.tables import SCHEMAS
 from mcjax.track.tracker import Tracker
 from mcjax.types import Decision, RequestState
 
@@ -101,7 +101,7 @@ def test_other_estimates_are_the_same_decision() -> None:
     found = diff(first, second)
     assert found.decision is None
     row = found.rows["decisions"]
-    assert row is not None
+    assert isinstance(row, RowDifference)
     assert (row.row, row.column) == (0, "queue_s")
     assert "first differing decision: none" in str(found)
     assert "only what was estimated or came of it: row 0, queue_s" in str(found)
