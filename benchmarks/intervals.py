@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 from collections.abc import Callable, Sequence
 
@@ -71,6 +72,7 @@ def held(seeds: int, sessions: int) -> dict[str, float]:
     values: dict[str, list[float]] = {name: [] for name in FIGURES}
     bounds: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
     for seed in range(seeds):
+        gc.collect()  # the last runs are cycles of references, tables and all
         load = [*TRAFFIC, f"workload.sessions={sessions}", "workload.rate_per_s=4", f"seed={seed}"]
         both = [
             mcjax.run([*load, f"sched/prefill={policy}"], progress=False) for policy in ("random", "kvcache_centric")
