@@ -51,11 +51,12 @@ def test_power_rises_with_the_effect() -> None:
 
 
 @pytest.mark.check_long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("error", [0.05, 0.0125])
 def test_coverage_at_length(sampler: str, error: float) -> None:
     for pairs in (8, 10, 20):
-        missed = 1 - coverage(sampler, pairs, trials=4000, draws=4000, error=error)
+        missed = 1 - coverage(sampler, pairs, trials=2000, draws=2000, error=error)
         assert missed < error + (0.02 if sampler == "normal" else 0.04)
 
 
