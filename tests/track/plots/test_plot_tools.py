@@ -158,7 +158,7 @@ def test_runs_that_are_missing_are_counted_in_the_note() -> None:
     assert drawn.missing == [
         "1 run that ended early",
         "1 run that could not be read",
-        "2 runs of the sweep that failed or are not done",
+        "2 points of the sweep that did not finish",
     ]
     assert f"Not among them: {', '.join(drawn.missing)}." in drawn.note
     with pytest.raises(RunError, match="no finished run to draw; it ended early: killed"):

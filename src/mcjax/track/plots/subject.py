@@ -65,14 +65,19 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     if not done:
         ended = f"; it ended early: {runs[0].reason.splitlines()[0]}" if len(runs) == 1 and runs[0].reason else ""
         raise RunError(f"there is no finished run to draw{ended}")
-    counts = {"that ended early": len(runs) - len(done)}
+    counts = {"run that ended early": len(runs) - len(done)}
     if isinstance(runs, Runs):
-        counts["that could not be read"] = len(runs.refused)
-        counts["of the sweep that failed or are not done"] = len(runs.sweep.missing()) if runs.sweep else 0
-    missing = [f"{count} run{'s' if count > 1 else ''} {what}" for what, count in counts.items() if count]
+        counts["run that could not be read"] = len(runs.refused)
+        counts["point of the sweep that did not finish"] = len(runs.sweep.missing()) if runs.sweep else 0
+    missing = [f"{count} {_several(what, count)}" for what, count in counts.items() if count]
     groups = groups_of(done)
     keys = list(dict.fromkeys(key for group in groups for key in group.values))
     return Subject(groups, _apart(labels_of(groups, keys)), ", ".join(short_names(keys)), missing=missing)
+
+
+def _several(what: str, count: int) -> str:
+    noun, _, rest = what.partition(" ")
+    return what if count == 1 else f"{noun}s {rest}"
 
 
 def labels_of(groups: Sequence[Group], keys: Sequence[str]) -> list[str]:
