@@ -44,7 +44,8 @@ def colours(picture: Path, box: list[float]) -> dict[tuple[int, int, int], int]:
     from PIL import Image
 
     with Image.open(picture) as image:
-        part = image.convert("RGB").crop(tuple(round(side) for side in box))
+        left, top, right, bottom = map(round, box)
+        part = image.convert("RGB").crop((left, top, right, bottom))
         found: Any = part.getcolors(part.width * part.height)
     return {colour: count for count, colour in found}
 

@@ -21,6 +21,7 @@ from mcjax.track.plots.kinds import KINDS, draw
 from mcjax.track.plots.over_time import present
 from mcjax.track.plots.pareto import front
 from mcjax.track.plots.style import LOOKS, styled
+from mcjax.track.run import Run
 from mcjax.track.runs import Runs
 from mcjax.track.sweep import Point, Sweep
 
@@ -166,33 +167,29 @@ def test_runs_that_are_missing_are_counted_in_the_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("links", "the events of transfers"),
-        ("queues", "samples"),
-        ("load", "the table of requests"),
-        ("timeline", "steps"),
-    ],
+    "kind", ["ttft_cdf", "tbt_cdf", "hit_rate", "residency", "queues", "links", "timeline", "load"]
 )
-def test_runs_that_kept_too_little_say_which_level_is_needed(kind: str, what: str) -> None:
-    run = run_with([])
-    run.config["track"] = {"level": "summary"}
-    tables = {name: table.slice(0, 0) for name, table in run.tables.items()}
-    if kind == "links":
-        run = run_with([10])
-        run.config["track"] = {"level": "requests"}
-        tables = {**run.tables, "events": run.events.slice(0, 0)}
-    bare = type(run)(None, run.summary, run.config, tables, record=run.record)
-    with pytest.raises(
-        RunError, match=rf"kind={kind} is drawn from .*{what}.* which track.level=\w+ does not keep; run it again"
-    ):
+def test_runs_that_kept_only_figures_say_which_level_is_needed(kind: str) -> None:
+    run = run_with()
+    bare = Run(None, {**run.summary, "level": "summary"}, run.config, {}, record=run.record)
+    with pytest.raises(RunError, match=r"kept at track.level=summary.*run it again with track.level=requests"):
         draw(bare, kind)
+
+
+def test_ways_of_transfers_need_every_event() -> None:
+    run = run_with(level="requests")
+    problem = r"kind=links is drawn from the events of transfers.*run it again with track.level=full"
+    with pytest.raises(RunError, match=problem):
+        draw(run, "links")
+    both = draw([run, run_with(level="requests", slice_=1)], "links")  # whose rates are sampled
+    assert both.data.num_rows > 0
+    for kind in ("ttft_cdf", "tbt_cdf", "hit_rate", "residency", "queues", "timeline", "load"):
+        assert draw(run, kind).data.num_rows > 0
 
 
 def test_figures_of_whole_runs_need_no_tables() -> None:
     run = run_with()
-    run.config["track"] = {"level": "summary"}
-    bare = type(run)(None, run.summary, run.config, {}, record=run.record)
+    bare = Run(None, {**run.summary, "level": "summary"}, run.config, {}, record=run.record)
     assert draw(bare, "goodput").data.column("goodput_rps").to_pylist() == [run.summary["goodput_rps"]]
     assert draw(bare, "pareto").data.num_rows == 1
 
