@@ -92,7 +92,7 @@ def execute(config: DictConfig, strategies: Any, policies: Any, origin: Origin, 
         environment=environment.describe(argv=list(origin.argv), seed=config.seed),
         record=record_of(plain, origin, {}),
     )
-    tracker = Tracker(list(track.sinks), info)
+    tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     began_s = time.monotonic()
     progress = console.Progress(virtual=True) if show_progress else console.NullProgress()
     quiet = Parts(strategies, policies, lambda table: NullRecorder())

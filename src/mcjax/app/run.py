@@ -102,7 +102,7 @@ def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress:
     virtual = rehearsal.world.virtual
     progress = console.Progress(virtual=virtual, total_requests=total) if show_progress else console.NullProgress()
     try:
-        tracker = Tracker(list(track.sinks), info)
+        tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
     if tracker.directory is not None:
