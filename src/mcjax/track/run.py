@@ -21,6 +21,7 @@ from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
 from mcjax.track.schemas import DIGESTED, SCHEMAS
 
 if TYPE_CHECKING:
+    from mcjax.track.plots.drawn import Drawn
     from mcjax.track.story import RequestStory
 
 
@@ -129,6 +130,15 @@ class Run:
         from mcjax.track.story import story_of
 
         return story_of(self, request_id)
+
+    def plot(self, kind: str, **options: object) -> Drawn:
+        """A picture (`mcjax.track.plots.kinds.KINDS` names them): a notebook shows it, `.save("fig.pdf")` keeps it.
+
+        Raises `ConfigError` for an unknown kind or option, `RunError` for a run that did not keep what it needs.
+        """
+        from mcjax.track.plots.kinds import draw
+
+        return draw(self, kind, **options)
 
     @property
     def tables(self) -> dict[str, Table]:
