@@ -37,7 +37,7 @@ def interface() -> dict[str, dict[str, Any]]:
     return {
         "python": {name: _parameters(getattr(mcjax, name)) for name in mcjax.__all__},
         "run": {name: "" for name in vars(Run) if not name.startswith("_")},
-        "record": {name: "" for name in RunRecord.__dataclass_fields__},
+        "record": dict.fromkeys(RunRecord.__dataclass_fields__, ""),
         "tables": {f"{table}.{column}": kind for table, columns in SCHEMAS.items() for column, kind in columns},
         "protocols": {
             f"{place}.{method}": _parameters(getattr(protocol, method))
