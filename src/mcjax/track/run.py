@@ -21,6 +21,7 @@ from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
 from mcjax.track.schemas import DIGESTED, SCHEMAS
 
 if TYPE_CHECKING:
+    from mcjax.track.compare.diff import Difference
     from mcjax.track.plots.drawn import Drawn
     from mcjax.track.story import RequestStory
 
@@ -139,6 +140,12 @@ class Run:
         from mcjax.track.plots.kinds import draw
 
         return draw(self, kind, **options)
+
+    def diff(self, other: Run) -> Difference:
+        """What tells another run from this one: config, environment, own code, first differing decision and token."""
+        from mcjax.track.compare.diff import diff
+
+        return diff(self, other)
 
     @property
     def tables(self) -> dict[str, Table]:

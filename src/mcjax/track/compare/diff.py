@@ -19,7 +19,8 @@ from mcjax.track.flat import flat, text_of
 from mcjax.track.metrics import CATALOGUE, figures
 from mcjax.track.record import StrategySource
 from mcjax.track.run import Run
-from mcjax.track.tables import DIGESTED, integers
+from mcjax.track.schemas import DIGESTED
+from mcjax.track.tables import integers
 
 DECIDED = ("time_ns", "request_id", "stage", "choice", "source", "reused_tokens")
 """What was decided: two rows that differ elsewhere (estimates, outcomes) are the same decision."""
