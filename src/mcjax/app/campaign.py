@@ -100,7 +100,7 @@ def execute(
         record=known.record,
         sources=known.sources,
     )
-    tracker = Tracker(list(track.sinks), info)
+    tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     reuse.note(known.record.run_key, track.sinks, tracker.directory)
     began_s = time.monotonic()
     progress = open_progress(console.Outlook(virtual=True, directory=tracker.directory))

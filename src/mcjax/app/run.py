@@ -117,7 +117,7 @@ def execute(
     )
     total = int(getattr(workload, "total_requests", None) or 0)
     try:
-        tracker = Tracker(list(track.sinks), info)
+        tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
     if rehearsal.world.virtual:
