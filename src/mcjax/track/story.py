@@ -150,7 +150,7 @@ def story_of(run: Run, request_id: int) -> RequestStory:
     arrival_ns = row["arrival_ns"] if row else min(integers(events, "time_ns"))
     happened = [_event(entry, arrival_ns) for entry in events.to_pylist()]
     happened.sort(key=lambda event: event.begin_s)  # stable: what began together stays in the order of the log
-    decided = tuple(_decision(entry, arrival_ns) for entry in decisions.to_pylist())
+    decided = tuple(decision_of(entry, arrival_ns) for entry in decisions.to_pylist())
     return RequestStory(request_id, int(arrival_ns), row, tuple(happened), decided)
 
 
@@ -186,7 +186,7 @@ def _event(entry: Mapping[str, Any], arrival_ns: int) -> RequestEvent:
     )
 
 
-def _decision(entry: Mapping[str, Any], arrival_ns: int) -> RequestDecision:
+def decision_of(entry: Mapping[str, Any], arrival_ns: int) -> RequestDecision:
     return RequestDecision(
         (entry["time_ns"] - arrival_ns) / NS_PER_S,
         entry["stage"],
