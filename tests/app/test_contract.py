@@ -41,7 +41,7 @@ def test_run_directory(mcjax: Command, place: Path) -> None:
     assert answer.status == 0, answer.err
     (directory,) = runs(place)
     tables = {f"{name}.parquet" for name in ("requests", "events", "reports", "decisions", "samples")}
-    plain = {"config.yaml", "environment.json", "summary.json", "overview.png", "DONE"}
+    plain = {"config.yaml", "environment.json", "run.json", "summary.json", "overview.png", "DONE"}
     assert {path.name for path in directory.iterdir()} == tables | plain
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     for key, inner in SUMMARY.items():

@@ -40,9 +40,8 @@ def command(arguments: Sequence[str]) -> int:
             raise
         print(f"mcjax: {problem}", file=sys.stderr)
         return 2
-    print(
-        f"{written}: {written.stat().st_size / 1e6:.1f} MB; open it with https://ui.perfetto.dev (it stays on this machine)"
-    )
+    size = f"{written.stat().st_size / 1e6:.1f} MB"
+    print(f"{written} ({size}): open it with https://ui.perfetto.dev, which reads it on this machine")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from mcjax.errors import RunError
 from mcjax.track.find import BASE, find
@@ -14,6 +14,9 @@ from mcjax.track.metrics import HEADLINE, metric
 from mcjax.track.run import Run
 from mcjax.track.run import load as load_one
 from mcjax.track.sweep import Sweep
+
+if TYPE_CHECKING:
+    from mcjax.track.plots.drawn import Drawn
 
 
 class Runs(Sequence[Run]):
@@ -53,6 +56,15 @@ class Runs(Sequence[Run]):
                 figures = {name: metric(name).of(run.summary) for name in HEADLINE}
                 rows.append({**group.values, "seed": seed, "slice": slice_, **figures})
         return pandas.DataFrame(rows)
+
+    def plot(self, kind: str, **options: object) -> Drawn:
+        """A picture of all groups (`mcjax.track.plots.kinds.KINDS` names them), with intervals over repetitions.
+
+        Raises `ConfigError` for an unknown kind or option, `RunError` for runs that did not keep what it needs.
+        """
+        from mcjax.track.plots.kinds import draw
+
+        return draw(self, kind, **options)
 
     def __repr__(self) -> str:
         name = f"{self.sweep.name}, " if self.sweep else ""
