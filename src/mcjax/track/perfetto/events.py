@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 COPIES = ("transfer", "transfer_failed")
 ENDS = tuple(str(state) for state in RequestState)
-HOLDING = {Role.PREFILL: "sending", Role.DECODE: "decoding", Role.MIXED: "decoding"}
+HOLDING: dict[str, str] = {Role.PREFILL: "sending", Role.DECODE: "decoding", Role.MIXED: "decoding"}
 """What a request's pages are kept for at an instance, when its prompt is there."""
 
 
@@ -87,7 +87,7 @@ class EventTracks:
         at = Location(event.place, event.tier)
         instance = self._instance_at.get(event.place, event.place)
         start_ns, flows = self._flows.held(event.request_id, at, event.start_ns, event.time_ns)
-        path = (*self.instance(instance), HOLDING.get(Role(self._roles.get(instance, Role.DECODE)), "decoding"))
+        path = (*self.instance(instance), HOLDING.get(self._roles.get(instance, ""), "decoding"))
         self._tracks.span(path, _request(event), start_ns, event.time_ns, event.kind, self._arguments(event), flows)
 
     def _passed(self, event: Event) -> None:

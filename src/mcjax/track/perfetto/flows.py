@@ -76,7 +76,7 @@ class Flows:
         """When the request had its blocks computed or loaded at a place that it now leaves, and the flows of the slice
         from then on."""
         trail = self._trails.setdefault(request_id, _Trail())
-        start_ns = max(taken_ns, trail.ready_ns.pop(at, taken_ns))
+        start_ns = min(max(taken_ns, trail.ready_ns.pop(at, taken_ns)), end_ns)
         return start_ns, self._step(request_id, at, at, "stay", start_ns, end_ns)
 
     def end(self, request_id: int) -> list[int]:

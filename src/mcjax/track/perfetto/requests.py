@@ -8,8 +8,8 @@ from typing import Any
 from mcjax.track.perfetto.packets import Value
 from mcjax.track.perfetto.selection import Selection
 from mcjax.track.perfetto.tracks import Tracks
+from mcjax.track.schemas import QUANTITIES, SCHEMAS
 from mcjax.track.story import Candidate, decision_of
-from mcjax.track.tables import QUANTITIES, SCHEMAS
 
 LISTS = ("blocks", "output", "intervals_ns")
 PHASES = (("waiting", "prefill_start_ns"), ("prefill", "first_token_ns"), ("decode", "finish_ns"))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mcjax.engine.cluster_spec import node_of
 from mcjax.errors import ConfigError, RunError
 from mcjax.track.arrow import Table, arrow
-from mcjax.track.tables import SCHEMAS, chosen, integers
+from mcjax.track.schemas import SCHEMAS
+from mcjax.track.tables import chosen, integers
 from mcjax.types import NS_PER_S
 
 if TYPE_CHECKING:
