@@ -69,7 +69,7 @@ def missing() -> str:
 @contextlib.contextmanager
 def asked_about(trace: Path) -> Iterator[Any]:
     """A `perfetto.trace_processor.TraceProcessor` that has read `trace`."""
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig  # pyright: ignore[reportMissingImports]
 
     own = program()
     if own is not None:
@@ -91,8 +91,8 @@ class Engine:
     APPEND, FINALIZE, QUERY, STATUS = 1, 2, 3, 7
 
     def __init__(self, browser: Browser):
-        from perfetto.trace_processor.platform import PlatformDelegate
-        from perfetto.trace_processor.protos import ProtoFactory
+        from perfetto.trace_processor.platform import PlatformDelegate  # pyright: ignore[reportMissingImports]
+        from perfetto.trace_processor.protos import ProtoFactory  # pyright: ignore[reportMissingImports]
 
         self._browser = browser
         self.protos = ProtoFactory(PlatformDelegate())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,54 +68,55 @@ class Selection:
 
 
 def select(run: Run, requests: Sequence[int], from_s: float | None, to_s: float | None) -> Selection:
-    """With requests, and unless told otherwise, from the first arrival among them to the last end.
+    """With requests, and unless told otherwise, from the first that is known of them to the last.
 
     Raises `RunError` for a request that the run does not know, `ConfigError` for times in which nothing lies.
     """
-    from_ns, to_ns = 0, FOREVER_NS
-    wanted = None
-    if requests:
-        wanted = np.unique(np.array(requests, np.int64))
-        from_ns, to_ns = _lives(run, wanted)
+    wanted = np.unique(np.array(requests, np.int64)) if requests else None
+    seen = _look_through(run, wanted)
+    from_ns, to_ns = (0, FOREVER_NS) if wanted is None else (min(seen.times_ns), max(seen.times_ns))
     from_ns = from_ns if from_s is None else round(from_s * NS_PER_S)
     to_ns = to_ns if to_s is None else round(to_s * NS_PER_S)
     if from_ns > to_ns:
         raise ConfigError("--to", to_s, f"lies before {from_ns / NS_PER_S:g}, where the trace begins")
-    roles, touched = _places(run, wanted)
-    here = {name for name in roles if wanted is None or name in touched or node_of(name) in touched}
-    elsewhere = frozenset(name for instance in roles.keys() - here for name in (instance, node_of(instance)))
+    roles, places = seen.roles, seen.places
+    here = {name for name in roles if wanted is None or name in places or node_of(name) in places}
+    elsewhere = frozenset(place for name in roles if name not in here for place in (name, node_of(name)))
     return Selection(run, wanted, from_ns, to_ns, {name: roles[name] for name in roles if name in here}, elsewhere)
 
 
-def _places(run: Run, wanted: NDArray[np.int64] | None) -> tuple[dict[str, str], set[str]]:
-    """The role of each instance, as it joined; and the instances and nodes that the requests came to."""
-    roles: dict[str, str] = {}
-    touched: set[str] = set()
-    for piece in run.pieces("events", "kind", "request_id", "place", "detail"):
+@dataclass(slots=True)
+class _Seen:
+    """What a look through a run has shown: the roles of its instances, and where and when its chosen requests were."""
+
+    roles: dict[str, str] = field(default_factory=dict[str, str])
+    places: set[str] = field(default_factory=set[str])
+    times_ns: list[int] = field(default_factory=list[int])
+
+
+def _look_through(run: Run, wanted: NDArray[np.int64] | None) -> _Seen:
+    seen = _Seen()
+    found: list[NDArray[np.int64]] = []
+    for piece in run.pieces("events", "time_ns", "kind", "request_id", "place", "detail"):
         joined = piece.filter(arrow().array(chosen(piece, "kind", ["join"])))
-        roles.update(zip(joined.column("place").to_pylist(), joined.column("detail").to_pylist(), strict=True))
-        if wanted is not None:
-            theirs = piece.filter(arrow().array(np.isin(integers(piece, "request_id"), wanted)))
-            for place in theirs.column("place").unique().to_pylist():
-                touched.update(place.split(">"))
-    return roles, touched
-
-
-def _lives(run: Run, wanted: NDArray[np.int64]) -> tuple[int, int]:
-    """From the first arrival to the last end; what had not ended when the run did goes on for ever."""
-    table = run.columns("requests", "request_id", "arrival_ns", "finish_ns")
-    ids = integers(table, "request_id")
-    found = np.isin(ids, wanted)
-    arrivals, ends = integers(table, "arrival_ns")[found].tolist(), integers(table, "finish_ns")[found].tolist()
-    for request_id in np.setdiff1d(wanted, ids).tolist():
-        begun = run.columns("events", "request_id", "time_ns")
-        mask = integers(begun, "request_id") == request_id
-        if not mask.any():
-            where = run.directory or "this run"
-            raise RunError(f"{where}: no request {request_id}{_nearest(ids, request_id)}")
-        arrivals.append(int(integers(begun, "time_ns")[mask].min()))
-        ends.append(FOREVER_NS)
-    return min(arrivals), max(ends)
+        seen.roles.update(zip(joined.column("place").to_pylist(), joined.column("detail").to_pylist(), strict=True))
+        theirs = piece.filter(arrow().array(np.isin(integers(piece, "request_id"), [] if wanted is None else wanted)))
+        if theirs.num_rows:
+            found.append(np.unique(integers(theirs, "request_id")))
+            times_ns = integers(theirs, "time_ns")
+            seen.times_ns += [int(times_ns.min()), int(times_ns.max())]
+            seen.places.update(*(place.split(">") for place in theirs.column("place").unique().to_pylist()))
+    if wanted is not None:
+        table = run.columns("requests", "request_id", "arrival_ns", "finish_ns")
+        ids = integers(table, "request_id")
+        ended = np.isin(ids, wanted)
+        for column in ("arrival_ns", "finish_ns"):
+            seen.times_ns += integers(table, column)[ended].tolist()
+        for missing in np.setdiff1d(wanted, np.concatenate([ids, *found])).tolist():
+            raise RunError(f"{run.directory or 'this run'}: no request {missing}{_nearest(ids, missing)}")
+        if not np.isin(wanted, ids).all():
+            seen.times_ns.append(FOREVER_NS)  # it had not ended when the run did
+    return seen
 
 
 def _nearest(ids: NDArray[np.int64], request_id: int) -> str:
