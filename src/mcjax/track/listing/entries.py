@@ -107,7 +107,8 @@ def _varying(records: Sequence[RunRecord]) -> dict[str, None]:
     configs = [dict(zip(keys, values, strict=True)) for keys, values in layouts.items()]
     for config in configs[1:]:
         found.update(configs[0].keys() ^ config.keys())
-        found.update(key for key, value in config.items() if configs[0].get(key) != value)
+        known = configs[0]
+        found.update(key for key in config if key in known and text_of(known[key]) != text_of(config[key]))
     return {key: None for config in configs for key in config if key in found}
 
 
