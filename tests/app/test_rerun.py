@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,11 @@ def test_objects_from_python_are_made_again(place: Path) -> None:
 
 
 def test_an_object_that_cannot_be_made_again_is_asked_for(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = play(prefill=Weighted(np.ones(2), iter([1])))  # pyright: ignore[reportArgumentType]
+    own = Weighted(np.ones(2))
+    own.lock = threading.Lock()
+    run = play(prefill=own)
     assert run.directory is not None
-    with pytest.raises(RunError, match=r"mcjax.rerun\(run, prefill=Weighted\(\) \(seen: what a builtins.list_iterator"):
+    with pytest.raises(RunError, match=r"mcjax.rerun\(run, prefill=Weighted\(\) \(lock: what a _thread.lock"):
         rerun(run)
     answer = command(capsys, str(run.directory))
     assert answer.status == 2

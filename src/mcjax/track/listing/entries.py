@@ -91,7 +91,7 @@ def differing(listed: Sequence[Entry]) -> list[str]:
     paired = [key for key in PAIRED if key in varying]
     if "seed" in varying:  # what follows the run's own seed is left out, and what does not is no constant then
         varying |= {key: None for key in records[0].config if key.endswith(".seed")}
-    return [*differing_keys(_slim(records, [*varying])), *paired]
+    return [*differing_keys(_slim(records, ["seed", *varying])), *paired]
 
 
 def _varying(records: Sequence[RunRecord]) -> dict[str, None]:
