@@ -44,6 +44,8 @@ def test_option_composes_and_can_be_made(option: str) -> None:
     config = compose(overrides_for(option))
     assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     key = group.replace("/", ".")
+    if group.startswith("hydra/"):
+        return  # its own groups are made by Hydra, and gone from the config by now
     section = OmegaConf.select(config, key)
     if option in NEED_MORE or group == "experiment" or "_target_" not in section:
         return  # these need a file, or are no object

@@ -134,9 +134,17 @@ def workload_of(config: DictConfig) -> Any:
 
 
 def sliced(workload: Workload, config: DictConfig) -> Any:
-    """The stretch of the workload that `slices` and `slice` name."""
+    """The stretch of the workload that `slices` and `slice` name. Raises `ConfigError` if nothing starts there."""
     slices = config.get("slices", 1)
-    return workload if slices == 1 else Slice(workload, slices=slices, index=config.slice)
+    if slices == 1:
+        return workload
+    try:
+        return Slice(workload, slices=slices, index=config.slice)
+    except ConfigError as problem:
+        if problem.key != "workload.start_s":  # the inner workload's own
+            raise
+        empty = f"no session starts in this one of slices={slices}; take fewer slices"
+        raise ConfigError("slice", config.slice, empty) from None
 
 
 def _settings(config: DictConfig) -> Settings:

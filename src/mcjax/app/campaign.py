@@ -72,7 +72,12 @@ def run_campaign(
 
 
 def execute(
-    config: DictConfig, strategies: Any, policies: Any, known: Provenance, origin: Origin, show_progress: bool
+    config: DictConfig,
+    strategies: Any,
+    policies: Any,
+    known: Provenance,
+    origin: Origin,
+    open_progress: console.OpenProgress,
 ) -> Run:
     """The campaign of a config, kept in a run directory.
 
@@ -95,10 +100,10 @@ def execute(
         record=known.record,
         sources=known.sources,
     )
-    tracker = Tracker(list(track.sinks), info)
+    tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     reuse.note(known.record.run_key, track.sinks, tracker.directory)
     began_s = time.monotonic()
-    progress = console.Progress(virtual=True) if show_progress else console.NullProgress()
+    progress = open_progress(console.Outlook(virtual=True, directory=tracker.directory))
     quiet = Parts(strategies, policies, lambda table: NullRecorder())
     with progress:
         try:
@@ -119,6 +124,7 @@ def execute(
         warmup_ns=0,
         block_tokens=4,
     )
+    summary |= kept.recorders[0].kept()
     summary["check"] = {**verdict.summary(), "kept_seed": kept_seed}
     failure = _describe(verdict) if verdict.failed else ""
     run = tracker.finish(tables, summary, failure)

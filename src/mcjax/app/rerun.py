@@ -27,11 +27,12 @@ from mcjax.app.provenance import Origin, code_tree
 from mcjax.app.replay import first_difference
 from mcjax.app.run import execute, outside_loops
 from mcjax.errors import RunError, VerificationError
+from mcjax.track.console import hidden, shown
 from mcjax.track.find import find_one
 from mcjax.track.redaction import REDACTED
 from mcjax.track.run import Run, load
+from mcjax.track.schemas import DIGESTED
 from mcjax.track.sinks.files import Files
-from mcjax.track.tables import DIGESTED
 
 AGREES, DIFFERS, CANNOT = 0, 1, 2
 """Exit statuses."""
@@ -76,7 +77,7 @@ def rerun(run: Run, progress: bool = False, **strategies: Any) -> Repeated:
     origin = Origin(["mcjax", "rerun", directory.name], record.choices)
     with kept_modules(directory / "strategies", _modules(directory)):
         plugins = Plugins({**_made(run, directory, strategies), **strategies})
-        again = outside_loops(lambda: execute(OmegaConf.create(config), plugins, origin, progress))
+        again = outside_loops(lambda: execute(OmegaConf.create(config), plugins, origin, shown if progress else hidden))
     changed = _changed(run, again)
     if again.state != "done":
         raise RunError(f"{again.directory}: the repetition did not end by itself ({again.reason})")

@@ -10,8 +10,8 @@ from typing import Any, cast
 from mcjax.errors import RunError
 from mcjax.track import keys, record
 from mcjax.track.flat import flat
+from mcjax.track.levels import holds
 from mcjax.track.record import RunRecord
-from mcjax.track.recorder import LEVELS
 from mcjax.track.run import Run, load
 from mcjax.track.sinks.files import Files
 from mcjax.track.state import DONE
@@ -32,8 +32,9 @@ def finished(plain: Mapping[str, Any], run_key: str, sinks: Sequence[Any]) -> Ru
             kept = record.read(directory)
             if kept.run_key == run_key and _suffices(kept, flat(plain), directory):
                 run = load(directory)
-                run.cached = True
-                return run
+                if holds(run.level, plain["track"]["level"]):
+                    run.cached = True
+                    return run
         except RunError:  # damaged, or of another version: it is run again
             continue
     return None
@@ -61,16 +62,9 @@ def _suffices(kept: RunRecord, asked: Mapping[str, Any], directory: Path) -> boo
     """Whether a run kept at least what is asked for now; figures and samples depend on two of these settings too."""
     if any(kept.config.get(key) != asked.get(key) for key in ("track.warmup_s", "track.sample_period_s")):
         return False
-    if _left_out(kept.config.get("track.level")) > _left_out(asked["track.level"]):
-        return False
     return all(
         sink in _sinks(kept.config) or (_is_files(sink) and _has_picture(sink, directory)) for sink in _sinks(asked)
     )
-
-
-def _left_out(level: object) -> int:
-    """How far a level is from the one that keeps every row."""
-    return abs(LEVELS.index(str(level)) - LEVELS.index("full")) if level in LEVELS else len(LEVELS)
 
 
 def _sinks(config: Mapping[str, Any]) -> list[dict[str, Any]]:

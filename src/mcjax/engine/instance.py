@@ -64,6 +64,7 @@ class Instance:
         self._accepted = 0
         self._queue_ns = 0
         self._bus = bus
+        self._recorder = recorder
         self.decoder = Decoder(
             name, node, self.loop, self.pages, self.capacity, namer, recorder, settings, self.publish
         )
@@ -103,6 +104,23 @@ class Instance:
 
     # Pieces of the procedures
 
+    def let_go(self, job: Job, pages: list[int], taken_ns: int) -> None:
+        """Give pages back; `taken_ns` is since when the prompt has had room here, -1 if it never had."""
+        self.pages.give_back(pages)
+        if taken_ns >= 0:
+            count, store = len(job.blocks), self.pages.store
+            self._recorder.event(
+                aio.now_ns(),
+                "release",
+                job.request_id,
+                self.node.name,
+                tier=store.tier,
+                first_block=job.blocks[0] if count else -1,
+                blocks=count,
+                nbytes=count * store.block_bytes,
+                start_ns=taken_ns,
+            )
+
     async def load_prefix(self, job: Job, pin: Pin, pages: list[int]) -> int:
         """Load the pinned prefix into pages; returns the position from which to compute (the last token always is)."""
         if len(pin):
@@ -137,7 +155,7 @@ class Instance:
         item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
         item.prompt = request.tokens if request.sampling.penalises else None
         done: asyncio.Future[End] = aio.new_future()
-        sequence = Sequence(request, item, done, end=request.prompt_tokens, order=placement.order)
+        sequence = Sequence(request, item, done, end=request.prompt_tokens, blocks=job.blocks, order=placement.order)
         left_ns, tokens_left = placement.prefill_estimate_ns, request.prompt_tokens - start
 
         def on_chunk(begin: int, end: int, start_ns: int) -> None:

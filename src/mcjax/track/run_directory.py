@@ -18,6 +18,7 @@ from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
 from mcjax.track.record import FILE, RunRecord
 from mcjax.track.redaction import redact
+from mcjax.track.schemas import SCHEMAS
 from mcjax.track.state import DONE, FAILED, RUNNING
 from mcjax.track.summary import finite
 
@@ -82,6 +83,11 @@ class RunDirectory:
 
     def write_tables(self, tables: Mapping[str, Table]) -> None:
         table_files.write(tables, self.path)
+
+    def remove_tables(self) -> None:
+        """The tables, of a run that has its summary by now."""
+        for name in SCHEMAS:
+            (self.path / f"{name}.parquet").unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._replace("summary.json", _json(summary))
