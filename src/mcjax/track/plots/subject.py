@@ -14,8 +14,6 @@ from mcjax.types import NS_PER_S
 
 LONGEST_LABEL = 44
 MISSING = "(none)"
-RANKS = {"summary": 0, "lean": 1, "requests": 1, "full": 2}
-"""How much each `track.level` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +96,4 @@ def without_rows(run: Run, kind: str, what: str, level: str) -> None:
 
     Raises `RunError` for the second; `level` is the least that keeps it.
     """
-    kept = run.config.get("track", {}).get("level", "full")
-    if RANKS.get(kept, 0) < RANKS[level]:
-        where = run.directory or "this run"
-        problem = f"kind={kind} is drawn from {what}, which track.level={kept} does not keep"
-        raise RunError(f"{where}: {problem}; run it again with track.level={level}")
+    run.require(level, f"kind={kind} is drawn from {what}")
