@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conf_options import write_needed
 from conftest_app import POLICY, ROOT, Answer
 
 from mcjax.app import command
@@ -71,3 +72,11 @@ def trace(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.fixture(scope="session")
+def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the small files that some options of `conf/` read."""
+    folder = tmp_path_factory.mktemp("needed")
+    write_needed(folder)
+    return folder

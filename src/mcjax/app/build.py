@@ -134,9 +134,13 @@ def workload_of(config: DictConfig) -> Any:
 
 
 def sliced(workload: Workload, config: DictConfig) -> Any:
-    """The stretch of the workload that `slices` and `slice` name."""
+    """The stretch of the workload that `slices` and `slice` name. Raises `ConfigError` if nothing starts there."""
     slices = config.get("slices", 1)
-    return workload if slices == 1 else Slice(workload, slices=slices, index=config.slice)
+    try:
+        return workload if slices == 1 else Slice(workload, slices=slices, index=config.slice)
+    except ConfigError:
+        problem = f"no session starts in this one of {slices} slices of the workload's time; take fewer"
+        raise ConfigError("slice", config.slice, problem) from None
 
 
 def _settings(config: DictConfig) -> Settings:

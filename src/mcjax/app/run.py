@@ -19,10 +19,10 @@ from omegaconf import DictConfig
 from mcjax.app.build import build, policies_of, sliced, strategies_of, track_settings, workload_of
 from mcjax.app.compose import compose_with_choices, plain_of, plain_value
 from mcjax.app.on_thread import on_thread
-from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
 from mcjax.app.provenance import Origin, record_of
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
+from mcjax.app.schema.check import check
 from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.jax.numerics import common_mesh
 from mcjax.engine.cluster_spec import parse_cluster
@@ -72,8 +72,7 @@ def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
     plain = plain_of(config)
     plain["plugins"] = plugins.names()
-    check_numbers(plain)
-    check_together(plain)
+    check(plain)
     if config.backend.name == "check":
         from mcjax.app import campaign  # which needs what is above
 
