@@ -59,7 +59,7 @@ def prepared(out: Path, instances: int, requests: int) -> list[str]:
         "workload=azure",
         f"workload.path={name}",
         "slo=paper",
-        "track.level=lean",
+        "track.level=requests",
     ]
 
 

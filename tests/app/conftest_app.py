@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcjax.track.find import directories
+
 ROOT = Path(__file__).resolve().parents[2]
 SIM = ("backend=sim", "workload=synthetic", "hardware=a800x8", "model=llama3-70b", "cluster=2p2d")
 SMALL = (*SIM, "workload.sessions=6", "track.sinks.0.overview=false")
@@ -55,4 +57,4 @@ class Answer:
 
 def runs(place: Path) -> list[Path]:
     """The run directories, in order of their names."""
-    return sorted((place / "runs").iterdir()) if (place / "runs").exists() else []
+    return directories(place / "runs")

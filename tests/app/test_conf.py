@@ -30,6 +30,8 @@ def test_option_composes_and_can_be_made(option: str, needed: Path) -> None:
         pytest.skip(f"{package} is not installed")
     if option.startswith("track/"):
         assert len(track_settings(config).sinks) == len(config.track.sinks)
+    if option.startswith("hydra/"):
+        return  # its own groups are made by Hydra, and gone from the config by now
     made = make(option, config)
     section = OmegaConf.select(config, option.rpartition("/")[0].replace("/", "."))
     assert (made is None) == (section is None or "_target_" not in section), "an object comes of every _target_"

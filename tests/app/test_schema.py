@@ -147,7 +147,7 @@ def test_words_of_the_schema_are_those_of_the_mechanisms() -> None:
 REFUSED = [
     (["slice=1"], ["slice=1", "below slices=1"]),
     (["slices=4", "slice=4"], ["slice=4", "below slices=4"]),
-    (["slices=1000"], ["slice=0", "no session starts in this one of 1000 slices"]),
+    (["slices=1000"], ["slice=0", "no session starts in this one of slices=1000"]),
     (["+engine.leese_s=1"], ["engine.leese_s=1", "did you mean lease_s"]),
     (["+sede=1"], ["sede=1", "did you mean seed"]),
     (["+sched.prefil={_target_: my_policy.Mine}"], ["sched.prefil", "did you mean"]),

@@ -72,8 +72,8 @@ def test_explain_refuses_in_words(kept: Path, capsys: pytest.CaptureFixture[str]
     assert "--plot=way.nonsense: cannot be written" in unwritable.err
 
 
-def test_explain_of_a_lean_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    package.run([*SMALL, "track.level=lean"])
+def test_explain_of_a_run_of_a_lower_level(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package.run([*SMALL, "track.level=requests"])
     answer = call(explain.command, capsys, str(runs(place)[0]), "0")
     assert answer.status == 2
     assert "track.level=full" in answer.err

@@ -79,7 +79,7 @@ def test_scale(benchmark_run: Benchmark, tmp_path: Path) -> None:
     for row in part["rows"]:
         assert row.keys() == RUN | {"instances", "start_cpu_s", "more_cpu_per_request_us"}
         assert row["requests"]["completed"] == 40
-        assert "track.level=lean" in row["command"]
+        assert "track.level=requests" in row["command"]
     assert (tmp_path / "out" / "scale.png").stat().st_size > 0
     assert "| instances | requests |" in done.stdout
 

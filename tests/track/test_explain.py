@@ -182,9 +182,9 @@ def test_an_unknown_request_is_told_its_neighbours() -> None:
         run_of(TableRecorder(key_of)).request(0)
 
 
-def test_a_lean_run_says_how_to_get_it() -> None:
-    with pytest.raises(RunError, match=r"track\.level=lean.*again with track\.level=full"):
-        run_of(fabricate(), "lean").request(2)
+def test_a_run_of_a_lower_level_says_how_to_get_it() -> None:
+    with pytest.raises(RunError, match=r"track\.level=requests.*again with track\.level=full"):
+        run_of(fabricate(), "requests").request(2)
 
 
 def test_an_unfinished_request_has_a_story() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from track_fixtures import ARGUMENTS, MS, fabricate
 
-from mcjax.track.plots.overview import MOST_INSTANCES, overview
+from mcjax.track.plots.instances import MOST_INSTANCES
+from mcjax.track.plots.overview import overview
 from mcjax.track.plots.style import BLUE
 from mcjax.track.run import Run
 from mcjax.track.summary import summarise

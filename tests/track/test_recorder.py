@@ -17,7 +17,8 @@ from track_fixtures import MS, fabricate, key_of, row
 from mcjax.errors import ConfigError
 from mcjax.track.digest import digest
 from mcjax.track.recorder import TableRecorder
-from mcjax.track.tables import DIGESTED, StoredTables, piece_rows
+from mcjax.track.schemas import DIGESTED, piece_rows
+from mcjax.track.tables import StoredTables
 from mcjax.types import Decision, Recorder, RequestState, Tier
 
 
@@ -117,14 +118,14 @@ def test_outcomes_hold_what_mechanisms_answer() -> None:
     }
 
 
-def test_lean_keeps_what_the_summary_needs() -> None:
-    tables = fabricate(TableRecorder(key_of, level="lean")).tables()
+def test_requests_keeps_what_the_summary_needs() -> None:
+    tables = fabricate(TableRecorder(key_of, level="requests")).tables()
     assert set(tables["events"].column("kind").to_pylist()) == {"prefill_step", "decode_step"}
     assert tables["reports"].num_rows == 0
     assert tables["requests"].num_rows == 5
     assert tables["decisions"].to_pylist()[0]["queue_s"] is None
     assert tables["decisions"].to_pylist()[0]["outcome_s"] == 0.025
-    with pytest.raises(ConfigError, match=r"track\.level=loud.*full, lean"):
+    with pytest.raises(ConfigError, match=r"track\.level=loud.*summary, requests, full"):
         TableRecorder(key_of, level="loud")
 
 

@@ -85,7 +85,7 @@ def test_a_sink_that_raises_is_left_alone_after_one_warning(fails: str) -> None:
 
 def test_a_sink_that_hangs_delays_nothing_but_a_bounded_end(hanging: Listing) -> None:
     warnings: list[str] = []
-    guarded = Guarded(hanging, timeout_s=0.1, queued_calls=4, warn=warnings.append)
+    guarded = Guarded(hanging, timeout_s=0.1, queued_points=4, warn=warnings.append)
     guarded.start(INFO)
     guarded.log(0, {})
     assert hanging.entered.wait(10)
@@ -109,7 +109,7 @@ def test_a_sink_that_hangs_at_the_end_is_given_up() -> None:
 
 def test_points_dropped_by_a_slow_sink_are_counted(hanging: Listing) -> None:
     warnings: list[str] = []
-    guarded = Guarded(hanging, queued_calls=2, warn=warnings.append)
+    guarded = Guarded(hanging, queued_points=2, warn=warnings.append)
     guarded.start(INFO)
     guarded.log(0, {})
     assert hanging.entered.wait(10)

@@ -17,13 +17,14 @@ from track_fixtures import fabricate
 from mcjax.errors import RunError
 from mcjax.track import tables as files
 from mcjax.track.digest import digest
+from mcjax.track.schemas import DIGESTED, SCHEMAS
 
 KNOWN_DIGEST = "57981b07039e23ea055265ae7aa1dff60fc9e898374fc5733038e8515d5e1fb9"
 
 
 def test_tables_have_the_declared_columns() -> None:
     for name, table in fabricate().tables().items():
-        assert table.column_names == [column for column, _ in files.SCHEMAS[name]]
+        assert table.column_names == [column for column, _ in SCHEMAS[name]]
         assert files.empty(name).schema == table.schema
 
 
@@ -31,7 +32,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     tables = fabricate().tables()
     files.write(tables, tmp_path)
     assert not (tmp_path / "outcomes.parquet").exists()
-    for name in files.DIGESTED:
+    for name in DIGESTED:
         back = files.read(name, tmp_path)
         assert back.schema.metadata[b"mcjax_schema"] == b"3"
         assert back.schema.equals(tables[name].schema)
@@ -42,7 +43,7 @@ def test_digest_is_of_the_rows(tmp_path: Path) -> None:
     tables = fabricate().tables()
     expected = digest(tables)
     files.write(tables, tmp_path)
-    assert digest({name: files.read(name, tmp_path) for name in files.DIGESTED}) == expected
+    assert digest({name: files.read(name, tmp_path) for name in DIGESTED}) == expected
     chunked = {name: pa.concat_tables([table.slice(0, 2), table.slice(2)]) for name, table in tables.items()}
     assert digest(chunked) == expected
     sliced = {name: pa.concat_tables([table.slice(0, 1), table]).slice(1) for name, table in tables.items()}
@@ -86,14 +87,14 @@ def digest_by_the_book(tables: Mapping[str, Any]) -> str:
 
     def table(name: str) -> bytes:
         parts = [text(name)]
-        for column, kind in files.SCHEMAS[name]:
+        for column, kind in SCHEMAS[name]:
             parts += [text(column), cells(tables[name].column(column).to_pylist(), kind)]
         return sha256(*parts)
 
-    return sha256(*(table(name) for name in files.DIGESTED)).hex()
+    return sha256(*(table(name) for name in DIGESTED)).hex()
 
 
-@pytest.mark.parametrize("name", files.DIGESTED)
+@pytest.mark.parametrize("name", DIGESTED)
 def test_digest_sees_every_change(name: str) -> None:
     tables = fabricate().tables()
     found = {digest(tables)}
@@ -146,8 +147,8 @@ def test_other_versions_and_damage_are_named(tmp_path: Path) -> None:
     tables = fabricate().tables()
     files.write(tables, tmp_path)
     path = tmp_path / "events.parquet"
-    pq.write_table(tables["events"].replace_schema_metadata({b"mcjax_schema": b"1"}), path)
-    with pytest.raises(RunError, match=r"events\.parquet has schema version 1"):
+    pq.write_table(tables["events"].replace_schema_metadata({b"mcjax_schema": b"9"}), path)
+    with pytest.raises(RunError, match=r"events\.parquet has schema version 9"):
         files.read("events", tmp_path)
     pq.write_table(tables["events"].replace_schema_metadata({}), path)
     with pytest.raises(RunError, match=r"schema version none"):

@@ -135,6 +135,17 @@ def test_slices_part_a_stretch_without_gap_or_overlap(count: int, start_s: float
     assert parts == whole
 
 
+def test_a_slice_knows_its_requests_where_each_session_is_one(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 1000 * i, "input_length": 512, "output_length": 1, "hash_ids": [i]} for i in range(10)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole = Mooncake(str(trace))
+    for part in (Slice(whole), Slice(whole, slices=3, index=1), Slice(whole, limit=2)):
+        assert part.total_requests == len(requests_of(part))
+    assert Slice(whole, end_s=5).total_requests is None, "how many sessions there are is not known"
+    assert Slice(Synthetic(1, sessions=20, turns=3)).total_requests is None
+
+
 def test_a_sliced_session_plays_to_its_end_and_is_reseeded() -> None:
     whole = Synthetic(1, sessions=20, turns=3)
     part = Slice(whole, start_s=3)

@@ -136,11 +136,15 @@ def workload_of(config: DictConfig) -> Any:
 def sliced(workload: Workload, config: DictConfig) -> Any:
     """The stretch of the workload that `slices` and `slice` name. Raises `ConfigError` if nothing starts there."""
     slices = config.get("slices", 1)
+    if slices == 1:
+        return workload
     try:
-        return workload if slices == 1 else Slice(workload, slices=slices, index=config.slice)
-    except ConfigError:
-        problem = f"no session starts in this one of {slices} slices of the workload's time; take fewer"
-        raise ConfigError("slice", config.slice, problem) from None
+        return Slice(workload, slices=slices, index=config.slice)
+    except ConfigError as problem:
+        if problem.key != "workload.start_s":  # the inner workload's own
+            raise
+        empty = f"no session starts in this one of slices={slices}; take fewer slices"
+        raise ConfigError("slice", config.slice, empty) from None
 
 
 def _settings(config: DictConfig) -> Settings:

@@ -70,7 +70,9 @@ def run_campaign(
     return verdict
 
 
-def execute(config: DictConfig, strategies: Any, policies: Any, origin: Origin, show_progress: bool) -> Run:
+def execute(
+    config: DictConfig, strategies: Any, policies: Any, origin: Origin, open_progress: console.OpenProgress
+) -> Run:
     """The campaign of a config, kept in a run directory.
 
     The tables, and the figures that come from them, are of one schedule: the first that failed, else the last.
@@ -94,7 +96,7 @@ def execute(config: DictConfig, strategies: Any, policies: Any, origin: Origin, 
     )
     tracker = Tracker(list(track.sinks), info)
     began_s = time.monotonic()
-    progress = console.Progress(virtual=True) if show_progress else console.NullProgress()
+    progress = open_progress(console.Outlook(virtual=True, directory=tracker.directory))
     quiet = Parts(strategies, policies, lambda table: NullRecorder())
     with progress:
         try:
@@ -115,6 +117,7 @@ def execute(config: DictConfig, strategies: Any, policies: Any, origin: Origin, 
         warmup_ns=0,
         block_tokens=4,
     )
+    summary |= kept.recorders[0].kept()
     summary["check"] = {**verdict.summary(), "kept_seed": kept_seed}
     failure = _describe(verdict) if verdict.failed else ""
     run = tracker.finish(tables, summary, failure)

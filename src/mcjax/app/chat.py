@@ -89,7 +89,7 @@ def talk(config: DictConfig) -> None:
     tokenizer = tokenizer_for(made(config, "model"))
     manner = Manner.of(plain, tokenizer)
     table = KeyTable()
-    recorder = TableRecorder(table.key, "lean")
+    recorder = TableRecorder(table.key, "requests")
     rehearsal = build(config, Plugins({}), _Nobody(), table, recorder, track_settings(config))
     Chat(rehearsal, tokenizer, manner, f"{plain['model']['name']} on {config.cluster}").run()
 

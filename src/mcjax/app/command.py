@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from hydra import main as hydra_main
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -20,6 +19,12 @@ from mcjax.app.options import suggest, told
 from mcjax.app.plugins import Plugins
 from mcjax.app.provenance import Origin
 from mcjax.app.run import execute
+from mcjax.app.sweep.expand import MULTIRUN, expanded
+from mcjax.app.sweep.given import combinations
+from mcjax.app.sweep.launcher import Batch, sweep_folder
+from mcjax.app.sweep.progress import SweepProgress
+from mcjax.app.sweep.results import show
+from mcjax.app.sweep.study import Study
 from mcjax.errors import McjaxError, UserError
 from mcjax.track import console
 
@@ -30,42 +35,40 @@ DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str]) -> int:
     """Run what the arguments say. Returns the exit status."""
     sys.path.insert(0, os.getcwd())  # a user's strategies lie beside what they run
-    sys.argv = ["mcjax", *told(argv)]
     debug = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and they are worded here
     statuses: list[int] = []
-    failed: list[str] = []
+    study = Study(["mcjax", *argv], combinations({}), SweepProgress())
 
     @hydra_main(version_base=None, config_path="pkg://mcjax.conf", config_name="config")
-    def task(config: DictConfig) -> None:
-        hydra = HydraConfig.get()
-        sweep = hydra.mode == RunMode.MULTIRUN
-        point = " ".join(hydra.overrides.task)
-        if sweep:
-            print(f"mcjax: point {len(statuses) + 1}: {point}")
-        statuses.append(one_run(config, Origin(["mcjax", *argv], choices_of(hydra.runtime.choices))))
-        if statuses[-1] == INTERRUPTED:
-            raise SystemExit(INTERRUPTED)  # the sweep ends too
-        if sweep and statuses[-1] != DONE:
-            failed.append(point)
+    def task(config: DictConfig, batch: Batch | None = None) -> None:
+        """Hydra calls it with one run's config; its launcher here, with all points of a sweep."""
+        if batch is not None:
+            study.launch(config, batch)
+            return
+        choices = choices_of(HydraConfig.get().runtime.choices)
+        statuses.append(one_run(config, Origin(["mcjax", *argv], choices)))
 
     try:
-        task()
+        with sweep_folder() as folder:
+            words = told(expanded(argv))
+            asks = any(word.startswith("-") and word not in MULTIRUN for word in words)  # such as --cfg
+            sys.argv = ["mcjax", *words, *([] if asks else [folder])]
+            task()
     except KeyboardInterrupt:
         print("mcjax: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (HydraException, OmegaConfBaseException) as problem:
+    except (HydraException, OmegaConfBaseException, UserError) as problem:
         if debug:
             raise
         suggest(problem)
         print(f"mcjax: {explain(problem)}", file=sys.stderr)
         return MISTAKE
-    if failed:
-        print(
-            f"mcjax: {len(failed)} of the sweep's {len(statuses)} points failed:", *failed, sep="\n  ", file=sys.stderr
-        )
-        return FAILED
-    return statuses[0] if len(statuses) == 1 else DONE
+    if not study.begun:
+        return max(statuses, default=DONE)
+    study.end()
+    show(study)
+    return INTERRUPTED if study.interrupted else FAILED if study.failures else DONE
 
 
 def one_run(config: DictConfig, origin: Origin) -> int:

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcjax.app.mistakes import close_to
+from mcjax.app.sweep.expand import refuse_unexpanded
 
 
 def told(overrides: Sequence[str]) -> list[str]:
-    """The overrides as Hydra takes them: keys of a `custom` strategy need no `+`, `-m` may stand anywhere."""
+    """The overrides as Hydra takes them: keys of a `custom` strategy need no `+`, `-m` may stand anywhere.
+
+    Raises `ConfigError` for words that stand for several runs: where there may be several, they were expanded before.
+    """
+    refuse_unexpanded(overrides)
     own = [word.removesuffix("=custom").replace("/", ".") + "." for word in overrides if word.endswith("=custom")]
     words = [f"++{word}" if word.startswith(tuple(own)) and "=" in word else word for word in overrides]
     return sorted(words, key=lambda word: word not in ("-m", "--multirun"))

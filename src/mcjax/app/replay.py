@@ -25,8 +25,10 @@ from mcjax.sched.journal import Journal
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.arrow import Table
 from mcjax.track.console import NullProgress
+from mcjax.track.levels import FULL
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run, load
+from mcjax.track.schemas import SCHEMA_VERSION
 from mcjax.track.tracker import Settings as TrackSettings
 from mcjax.types import Script
 
@@ -68,6 +70,12 @@ def replay(run: Run, **strategies: Any) -> Replayed:
 
     Raises `RunError` for a run that does not hold what is needed.
     """
+    run.require(FULL, "a replay needs every row")
+    if (schema := run.summary.get("schema")) != SCHEMA_VERSION:
+        raise RunError(
+            f"{run.directory}: a run of schema version {schema} can be read, but not replayed: what it logs is decided "
+            "again by the code that it ran; replay it with the mcjax that environment.json names"
+        )
     config = OmegaConf.create(dict(run.config))
     missing = [place for place in config.get("plugins", {}) if place not in strategies]
     if missing:

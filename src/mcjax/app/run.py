@@ -61,14 +61,16 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
     origin = Origin(["mcjax", *overrides], choices)
     show = sys.stdout.isatty() if progress is None else progress
     try:
-        return _outside_loops(lambda: execute(config, plugins, origin, show))
+        return _outside_loops(lambda: execute(config, plugins, origin, console.shown if show else console.hidden))
     except UserError as problem:
         if config.debug:
             raise
         raise problem.with_traceback(None) from None  # what to mend is in the message, not in our internals
 
 
-def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress: bool = True) -> Run:
+def execute(
+    config: DictConfig, plugins: Plugins, origin: Origin, open_progress: console.OpenProgress = console.shown
+) -> Run:
     """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
     plain = plain_of(config)
     plain["plugins"] = plugins.names()
@@ -77,7 +79,7 @@ def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress:
         from mcjax.app import campaign  # which needs what is above
 
         return campaign.execute(
-            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), origin, show_progress
+            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), origin, open_progress
         )
     track = track_settings(config)
     given = plugins.get("workload")
@@ -98,14 +100,13 @@ def execute(config: DictConfig, plugins: Plugins, origin: Origin, show_progress:
         record=record_of(plain, origin, workload.inputs()),
     )
     total = int(getattr(workload, "total_requests", None) or 0)
-    virtual = rehearsal.world.virtual
-    progress = console.Progress(virtual=virtual, total_requests=total) if show_progress else console.NullProgress()
     try:
         tracker = Tracker(list(track.sinks), info)
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
     if tracker.directory is not None:
-        recorder.write_to(tracker.directory)
+        recorder.write_to(tracker.directory, track.budget_bytes)
+    progress = open_progress(console.Outlook(rehearsal.world.virtual, total, tracker.directory))
     performance = Performance(rehearsal, progress, tracker.log, to_verify=_wants_verification(config, workload))
     failure, ended_by, verified = "", None, None
     began_s = time.monotonic()
@@ -152,8 +153,8 @@ def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict
 
     def rehearse(prompts: SamePrompts) -> Rehearsal:
         table = KeyTable()
-        again = TableRecorder(table.key, "lean")
-        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="lean"))
+        again = TableRecorder(table.key, "requests")
+        return build(colocated, Plugins({}), prompts, table, again, TrackSettings(level="requests"))
 
     def play(prompts: SamePrompts) -> Result:
         performance = Performance(
@@ -192,6 +193,7 @@ def _keep(
             bytes_by_transport=result.bytes_by_transport,
             world=result.figures,
         )
+        summary |= recorder.kept()
         if verified:
             summary["verified"] = dict(verified)
         return tracker.finish(tables, summary, failure)

@@ -5,6 +5,7 @@ It never computes a prompt: what it cannot find or verify goes back to the condu
 
 from __future__ import annotations
 
+from mcjax import aio
 from mcjax.engine.instance import Instance
 from mcjax.engine.prefix import load
 from mcjax.errors import RecordMismatch
@@ -21,13 +22,15 @@ class DecodeInstance(Instance):
         """Verify the record, load its blocks, decode to the end, and write back what was filled."""
         self.accept(0)
         pages: list[int] = []
+        taken_ns = -1
         try:
             self._verify(job, record)
             pages = await self.pages.take(self.decoder.pages_to_begin(job))
+            taken_ns = aio.now_ns()
             await self._load(job, record, pages)
             await self.decoder.generate(job, pages, record.sampler)
         finally:
-            self.pages.give_back(pages)
+            self.let_go(job, pages, taken_ns)
             self.done(0)
 
     def _verify(self, job: Job, record: CompletionRecord) -> None:

@@ -285,7 +285,8 @@ class Decoder:
         try:
             held = pool.store.regions(slots.slots)
             source = store.regions(item.pages[first:used])
-            checksums = await self._node.move(Copy(source, held, job.request_id, checksum=True))
+            named = job.blocks[first] if first < len(job.blocks) else -1
+            checksums = await self._node.move(Copy(source, held, job.request_id, named, checksum=True))
             self._give_back(strand)
             del item.pages[first:]
             self._loop.made_room(sequence)
@@ -293,7 +294,7 @@ class Decoder:
             item.pages.extend(await self._pages_again(job, strand, self.pages_for(job, item.start + 1) - first))
             strand.holds = True
             target = store.regions(item.pages[first:used])
-            await load(self._node, pool, held, checksums, (), target, job.request_id)
+            await load(self._node, pool, held, checksums, (), target, job.request_id, named)
         finally:
             pool.release(slots)
 
@@ -342,7 +343,18 @@ class Decoder:
             checksums = await self._node.move(Copy(source, target, request.request_id, blocks[first], checksum=True))
             pool.commit(reservation, blocks[first:], blocks[first - 1] if first else None, checksums)
         except (PoolFull, TransferError) as problem:  # the output is complete: only a later hit is lost
-            self._recorder.event(aio.now_ns(), "write_back_failed", job.request_id, self._name, detail=str(problem))
+            left = blocks[first:]
+            self._recorder.event(
+                aio.now_ns(),
+                "write_back_failed",
+                job.request_id,
+                self._node.name,
+                tier=pool.store.tier,
+                first_block=left[0],
+                blocks=len(left),
+                nbytes=len(left) * pool.store.block_bytes,
+                detail=str(problem),
+            )
         finally:
             pool.release(pin)
             if reservation is not None:

@@ -117,7 +117,13 @@ class Frontend:
     async def _life(self, job: Job) -> RequestRow:
         row, request_id = job.row, job.request_id
         self._recorder.event(
-            aio.now_ns(), "submit", request_id, "frontend", tokens=job.request.prompt_tokens, blocks=len(job.blocks)
+            aio.now_ns(),
+            "submit",
+            request_id,
+            "frontend",
+            first_block=job.blocks[0] if job.blocks else -1,
+            blocks=len(job.blocks),
+            tokens=job.request.prompt_tokens,
         )
         ticket = self.running[request_id]
         ticket.started = True

@@ -64,6 +64,7 @@ class Instance:
         self._accepted = 0
         self._queue_ns = 0
         self._bus = bus
+        self._recorder = recorder
         self.decoder = Decoder(
             name, node, self.loop, self.pages, self.capacity, namer, recorder, settings, self.publish
         )
@@ -102,6 +103,23 @@ class Instance:
         )
 
     # Pieces of the procedures
+
+    def let_go(self, job: Job, pages: list[int], taken_ns: int) -> None:
+        """Give pages back; `taken_ns` is since when the prompt has had room here, -1 if it never had."""
+        self.pages.give_back(pages)
+        if taken_ns >= 0:
+            count, store = len(job.blocks), self.pages.store
+            self._recorder.event(
+                aio.now_ns(),
+                "release",
+                job.request_id,
+                self.node.name,
+                tier=store.tier,
+                first_block=job.blocks[0] if count else -1,
+                blocks=count,
+                nbytes=count * store.block_bytes,
+                start_ns=taken_ns,
+            )
 
     async def load_prefix(self, job: Job, pin: Pin, pages: list[int]) -> int:
         """Load the pinned prefix into pages; returns the position from which to compute (the last token always is)."""

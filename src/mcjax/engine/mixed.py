@@ -21,6 +21,7 @@ class MixedInstance(Instance):
         placement.order = self.accept(placement.prefill_estimate_ns)
         undone_ns = placement.prefill_estimate_ns
         pages: list[int] = []
+        taken_ns = -1
         pin: Pin | None = None
         own: Reservation | None = None
         pool = self.node.pool
@@ -29,6 +30,7 @@ class MixedInstance(Instance):
             pin = await self._fetcher.fetch(job, placement)
             own = await self.node.reserve_at(self.node, job.request_id, len(job.blocks) - len(pin))
             pages = await self.pages.take(page_count)
+            taken_ns = aio.now_ns()
             start = await self.load_prefix(job, pin, pages)
             undone_ns = 0  # from here on the loop counts it down
             state = await self._compute(job, placement, pin, own, pages, start)
@@ -37,7 +39,7 @@ class MixedInstance(Instance):
             if not job.complete:
                 await self.decoder.generate(job, pages, state)
         finally:
-            self.pages.give_back(pages)
+            self.let_go(job, pages, taken_ns)
             for hold in (own, pin):
                 if hold is not None:
                     pool.release(hold)
@@ -54,7 +56,7 @@ class MixedInstance(Instance):
             await task
             return state
         except BrokenOutput:
-            self.node.pool.drop(job.blocks[cached:])  # nobody may match what may be no numbers either
+            self.node.pool.drop(job.blocks[cached:], job.request_id)  # nobody may match what may be no numbers
             raise
         finally:
             await aio.settle(task)

@@ -27,6 +27,7 @@ class PrefillInstance(Instance):
         receiver = self.nodes[placement.receiving_node]
         held: list[tuple[Node, Hold]] = []
         pages: list[int] = []
+        taken_ns = -1
         handed_over = False
         try:
             page_count = self.decoder.pages_for(job, job.request.prompt_tokens)
@@ -35,13 +36,14 @@ class PrefillInstance(Instance):
             there, arriving = await self._receive(job, receiver, held)
             own = await self._reserve(job, self.node, len(job.blocks) - len(pin), held)
             pages = await self.pages.take(page_count)
+            taken_ns = aio.now_ns()
             start = await self.load_prefix(job, pin, pages)
             undone_ns = 0  # from here on the loop counts it down
             record = await self._compute(job, placement, pin, own, pages, start, receiver, there, arriving)
             handed_over = True
             return record
         finally:
-            self.pages.give_back(pages)
+            self.let_go(job, pages, taken_ns)
             for node, hold in held:
                 if not handed_over or node is self.node:
                     self.node.give_back(node, hold)
@@ -108,7 +110,7 @@ class PrefillInstance(Instance):
             await second_task
         except BrokenOutput:
             for node in (self.node, receiver):
-                node.pool.drop(blocks[cached:])  # nobody may match what may be no numbers either
+                node.pool.drop(blocks[cached:], job.request_id)  # nobody may match what may be no numbers either
             raise
         finally:
             await aio.settle(first_task)

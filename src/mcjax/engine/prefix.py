@@ -91,8 +91,17 @@ class PrefixFetcher:
         except (TransferError, LeaseLost, InstanceDown, PoolFull) as problem:
             if decision is not None:
                 decision.outcome = type(problem).__name__
+            wanted = job.blocks[first:expected]
             self.recorder.event(
-                aio.now_ns(), "pull_failed", job.request_id, node.name, detail=f"{other.name}: {problem}"
+                aio.now_ns(),
+                "pull_failed",
+                job.request_id,
+                node.name,
+                tier=pool.store.tier,
+                first_block=wanted[0] if wanted else -1,
+                blocks=len(wanted),
+                nbytes=len(wanted) * pool.store.block_bytes,
+                detail=f"{other.name}: {problem}",
             )
         finally:
             if reservation is not None:
@@ -109,20 +118,22 @@ async def load(
     blocks: tuple[int, ...],
     target: Region,
     owner: int,
+    first_block: int = -1,
 ) -> None:
     """Copy blocks from the node's pool into device pages, and verify each against its checksum on the way.
 
-    `checksums` may be one longer than `blocks`: the private tail behind them.
+    `checksums` may be one longer than `blocks`: the private tail behind them. Where `blocks` is empty, all is private,
+    and `first_block` says in the log what it is a copy of.
 
     Raises:
         BlockCorrupt: some block's bytes are not what was written; it has left the pool's index.
         TransferError: the copy failed.
     """
-    read = await node.move(Copy(source, target, owner, blocks[0] if blocks else -1, checksum=True))
+    read = await node.move(Copy(source, target, owner, blocks[0] if blocks else first_block, checksum=True))
     for index, (found, recorded) in enumerate(zip(read, checksums, strict=False)):
         if recorded and found != recorded:
             if index < len(blocks):
-                pool.drop(blocks[index : index + 1])
+                pool.drop(blocks[index : index + 1], owner)
             raise BlockCorrupt("checksum differs", owner, blocks[index] if index < len(blocks) else -1)
 
 

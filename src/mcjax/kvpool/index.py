@@ -6,7 +6,7 @@ A dict a property, not an object a block: whole runs of a chain go in, and are f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress, repeat
+from itertools import chain, compress, pairwise, repeat
 from operator import not_
 
 from mcjax.errors import IntegrityError
@@ -119,6 +119,12 @@ class BlockIndex:
             if block in named or parent in found:
                 found[block] = None
         return list(found)
+
+    def runs(self, blocks: Sequence[BlockId]) -> list[Sequence[BlockId]]:
+        """Resident `blocks`, parents before children, cut into spans: each block of one continues the block before."""
+        parents = self._parents
+        cuts = [at for at in range(1, len(blocks)) if parents[blocks[at]] != blocks[at - 1]]
+        return [blocks[start:end] for start, end in pairwise([0, *cuts, len(blocks)])]
 
     def victims(self, order: Iterator[BlockId], count: int) -> list[BlockId]:
         """Up to `count` blocks to evict: again and again the first in `order` with neither pins nor children left."""

@@ -16,7 +16,7 @@ from mcjax.kvpool.groups import boundary
 from mcjax.kvpool.holds import Anchor, Hold, Pin, Reservation
 from mcjax.kvpool.index import BlockIndex
 from mcjax.transfer.base import Region
-from mcjax.types import BlockId, KVGroup, Recorder, Tier
+from mcjax.types import BlockId, KVGroup, Recorder
 
 HIT_HISTORY = 256
 
@@ -90,6 +90,7 @@ class Pool:
         if count:
             pin.deepest = self._index.anchor(blocks[count - 1])
             self._eviction.on_hit(pin.blocks)
+            self._note("hit", owner, pin.blocks)
         self._pins[pin] = None
         return pin
 
@@ -142,7 +143,7 @@ class Pool:
     def reserve(self, owner: int, count: int, leased: bool = False) -> Reservation:
         """Slots for `count` blocks, evicting if need be. Raises `PoolFull` and takes nothing if there is no room."""
         self._check_up()
-        self._make_room(count)
+        self._make_room(count, owner)
         reservation = Reservation(self.node, owner, self._expiry(leased), slots=self.store.reserve(count))
         self._reservations[reservation] = None
         return reservation
@@ -176,7 +177,9 @@ class Pool:
         if new:
             self.store.commit(new_slots, new, self._index.checksums_of(new))
             self._eviction.on_insert(new, parent)
-            self._changed("insert", 1, new, reservation.owner)
+            self._on_change(1, new)
+            for span in self._index.runs(new) if duplicates else (new,):
+                self._note("insert", reservation.owner, span)
         return self._index.slots_of(blocks) if duplicates else slots
 
     # Letting go
@@ -215,17 +218,19 @@ class Pool:
         for hold in overdue:
             hold.lost = True
             self.release(hold)
-            self._recorder.event(now_ns, "lease_lost", hold.owner, self.node, tier=Tier.DRAM)
+            self._note("lease_lost", hold.owner, hold.blocks if isinstance(hold, Pin) else ())
 
     def next_expiry_ns(self) -> int | None:
         return min((hold.expires_ns for hold in self._leases() if hold.expires_ns is not None), default=None)
 
-    def drop(self, blocks: Sequence[BlockId]) -> None:
+    def drop(self, blocks: Sequence[BlockId], owner: int = -1) -> None:
         """Blocks that are not what they say (corrupt or lost) leave the index at once, with all that continues them."""
         doomed = self._index.continued_by(blocks)
         if doomed:
+            for span in self._index.runs(doomed):
+                self._note("drop", owner, span)
             self._remove(doomed[::-1])
-            self._changed("drop", -1, doomed, -1)
+            self._on_change(-1, doomed)
             self._notify()
 
     def fail(self) -> None:
@@ -272,7 +277,7 @@ class Pool:
         self._detached.update(dict.fromkeys(anchors))
         self.store.free(slots)
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, count: int, owner: int) -> None:
         capacity, free = self.store.capacity, self.store.free_slots
         low, high = self._watermark.levels(self._hits)
         if capacity - free + count <= high * capacity:
@@ -284,14 +289,24 @@ class Pool:
                 raise PoolFull(self.node, count, free + len(victims))
             if not victims:
                 return
+            for span in self._index.runs(victims[::-1]):
+                self._note("evict", owner, span)
             self._remove(victims)
-            self._changed("evict", -1, victims, -1)
+            self._on_change(-1, victims)
             free = self.store.free_slots  # less than hoped for where a transfer still reads a victim: then more must go
 
-    def _changed(self, kind: str, sign: int, blocks: Sequence[BlockId], owner: int) -> None:
-        self._on_change(sign, blocks)
+    def _note(self, kind: str, owner: int, span: Sequence[BlockId]) -> None:
+        """A row of the log. `owner` is the request on whose behalf it happens: of an eviction, who needs the room."""
+        count, store = len(span), self.store
         self._recorder.event(
-            aio.now_ns(), kind, owner, self.node, tier=Tier.DRAM, first_block=blocks[0], blocks=len(blocks)
+            aio.now_ns(),
+            kind,
+            owner,
+            self.node,
+            tier=store.tier,
+            first_block=span[0] if count else -1,
+            blocks=count,
+            nbytes=count * store.block_bytes,
         )
 
     # Checking

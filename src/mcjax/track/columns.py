@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mcjax.track.arrow import Table, arrow
-from mcjax.track.tables import SCHEMAS, piece_rows, type_of
+from mcjax.track.schemas import SCHEMAS, piece_rows, type_of
 
 Take = Callable[[Table], None]
 

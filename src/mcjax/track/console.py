@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -46,6 +47,20 @@ class ProgressDisplay(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of a run as it starts: the kind of its time, how many requests will come (0: unknown), and where it
+    is kept (None: nowhere)."""
+
+    virtual: bool
+    total_requests: int = 0
+    directory: Path | None = None
+
+
+OpenProgress = Callable[[Outlook], ProgressDisplay]
+"""Makes the display of one run."""
 
 
 class NullProgress:
@@ -138,6 +153,16 @@ class Progress:
         bar = ProgressBar(total=1.0, completed=min(share_done, 1.0), width=min(self._console.width, 60))
         text = Text(line, no_wrap=False)
         self._live.update(Group(bar, text) if share_done else text, refresh=True)
+
+
+def shown(outlook: Outlook) -> ProgressDisplay:
+    """The display of a run that somebody watches."""
+    return Progress(virtual=outlook.virtual, total_requests=outlook.total_requests)
+
+
+def hidden(outlook: Outlook) -> ProgressDisplay:
+    """None for a run that nobody does."""
+    return NullProgress()
 
 
 def progress_line(figures: Figures, real_s: float, virtual: bool, total_requests: int) -> str:

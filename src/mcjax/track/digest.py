@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table, compute
-from mcjax.track.tables import DIGESTED, SCHEMAS, StoredTables, pieces
+from mcjax.track.schemas import DIGESTED, SCHEMAS
+from mcjax.track.tables import StoredTables, pieces
 
 
 def digest(tables: Mapping[str, Table]) -> str:

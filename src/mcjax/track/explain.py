@@ -40,6 +40,11 @@ def plain(story: RequestStory) -> str:
     return "\n\n".join("\n".join(_plain_lines(section)) for section in sections(story))
 
 
+def decision_lines(decision: RequestDecision) -> list[str]:
+    """One decision by itself, as `plain` has it."""
+    return _plain_lines(_decided(decision, None))
+
+
 def rich_parts(story: RequestStory, width: int) -> Iterator[Any]:
     """What rich prints, for a terminal of so many columns."""
     from rich import box

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ class Group:
     label: str
     values: Mapping[str, str]
     runs: Mapping[Pair, Run] = field(repr=False)
+    repeated: int = 0
+    """Runs that were left out, since a later one has their config, seed and slice too."""
 
     @property
     def first(self) -> Run:
@@ -35,15 +38,18 @@ class Group:
 def groups_of(runs: Sequence[Run]) -> list[Group]:
     """The groups in the order in which they first come; of several runs of one config and pair, the last is taken."""
     found: dict[tuple[tuple[str, str], ...], dict[Pair, Run]] = {}
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     for run in runs:
-        found.setdefault(tuple(sorted(_own(run.record).items())), {})[pair_of(run.record)] = run
+        own = tuple(sorted(_own(run.record).items()))
+        found.setdefault(own, {})[pair_of(run.record)] = run
+        counts[own] += 1
     records = [next(iter(members.values())).record for members in found.values()]
     keys = differing_keys(records)
     groups: list[Group] = []
-    for record, members in zip(records, found.values(), strict=True):
-        own = _own(record)
-        values = {key: own[key] for key in keys if key in own}
-        groups.append(Group(label_of(values) or "all runs", values, dict(sorted(members.items()))))
+    for record, (own, members) in zip(records, found.items(), strict=True):
+        values = {key: value for key, value in _own(record).items() if key in keys}
+        label = label_of({key: values[key] for key in keys if key in values}) or "all runs"
+        groups.append(Group(label, values, dict(sorted(members.items())), counts[own] - len(members)))
     return groups
 
 

@@ -27,7 +27,7 @@ class Metric:
         value: Any = summary
         for part in self.name.split("."):
             value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if _is_number(value) else None
 
 
 def _spread(name: str, label: str) -> list[Metric]:
@@ -79,6 +79,9 @@ HEADLINE = (
 )
 """What a list of runs shows, and a comparison if nothing else is asked for."""
 
+BESIDE_GOODPUT = ("requests.completed", "requests.rejected", "requests.failed")
+"""What stands beside goodput wherever it is shown: a policy that refuses much serves the rest well."""
+
 
 def metric(name: str) -> Metric:
     """A metric by name. Raises `ConfigError` for an unknown one."""
@@ -95,4 +98,8 @@ def headline(summary: Mapping[str, Any]) -> dict[str, float | None]:
 def figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a summary by its flat name, also those that are not in the catalogue."""
     found = flat(summary)
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in found.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

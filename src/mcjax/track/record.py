@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from mcjax.errors import RunError
 from mcjax.track.flat import flat
+from mcjax.track.levels import FULL, as_named_now
 
 FILE = "run.json"
 VERSION = 1
@@ -51,6 +52,10 @@ class RunRecord:
     headline: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     """The figures of `mcjax.track.metrics.HEADLINE`, once there are any."""
     digest: str = ""
+    level: str = FULL
+    """How much of it is kept (`mcjax.track.levels`), once it has ended."""
+    cut: str = ""
+    """Why that is less than was asked for."""
 
     def text(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"), default=str) + "\n"
@@ -100,6 +105,8 @@ def _from_other_files(directory: Path) -> RunRecord:
         config: dict[str, Any] = yaml.safe_load(text("config.yaml")) or {}
         environment = json.loads(text("environment.json") or "{}")
         argv = tuple(environment.get("argv", ()))
-        return RunRecord(backend=str(flat(config).get("backend.name", "")), argv=argv, config=flat(config))
+        values = flat(config)
+        level = as_named_now(str(values.get("track.level", FULL)))
+        return RunRecord(backend=str(values.get("backend.name", "")), argv=argv, config=values, level=level)
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as problem:
         raise RunError(f"{directory}: no {FILE}, and its other files are damaged ({problem})") from problem

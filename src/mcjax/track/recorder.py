@@ -11,34 +11,36 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.errors import ConfigError
 from mcjax.track.arrow import Table, arrow
 from mcjax.track.columns import Gauges, Rows, table_of
 from mcjax.track.digest import combined
+from mcjax.track.levels import FULL, REQUESTS, check_level
+from mcjax.track.reduction import reduced
+from mcjax.track.schemas import DIGESTED, QUANTITIES, SCHEMAS, piece_rows
 from mcjax.track.statistics import percentile_parts, ratio, tail_mean_ns
 from mcjax.track.steps import STEP_KINDS
 from mcjax.track.table_file import TableFile
-from mcjax.track.tables import DIGESTED, QUANTITIES, SCHEMAS, StoredTables, empty, piece_rows
+from mcjax.track.tables import StoredTables, empty
 from mcjax.types import NS_PER_S, BlockId, BlockKey, Decision, RequestRow, RequestState
-
-LEVELS = ("full", "lean")
 
 
 class TableRecorder:
     """Implements `mcjax.types.Recorder` (not thread-safe: called on the loop's thread only).
 
     Rows are kept in memory, or, after `write_to`, in files that grow as they come. `key_of` renders a dense block id as
-    its key, for `events.first_block`. `level="full"` keeps every row, which replay needs. `level="lean"` keeps what the
-    summary is computed from: requests, step events, samples, and decisions without their candidates.
+    its key, for `events.first_block`. `level="full"` takes every row, which replay needs. The others take what the
+    summary is computed from: requests, step events, samples, and decisions without their candidates; at `summary` the
+    tables go once it is made (`tracker.Tracker.finish`).
     Vectors and lists handed over in a `Decision`, or as the sources and values of samples, are kept as they are: their
     owner must not write into them afterwards.
     """
 
-    def __init__(self, key_of: Callable[[BlockId], BlockKey], level: str = "full"):
-        if level not in LEVELS:
-            raise ConfigError("track.level", level, "unknown level", LEVELS)
+    def __init__(self, key_of: Callable[[BlockId], BlockKey], level: str = FULL):
+        self._level = check_level(level)
         self._key_of = key_of
-        self._lean = level == "lean"
+        self._whole = level == FULL
+        self._budget_bytes: float | None = None
+        self._cut = ""
         self._pieces: dict[str, list[Table]] = {name: [] for name in SCHEMAS}
         self._files: dict[str, TableFile] | None = None
         self._stored: StoredTables | None = None
@@ -57,20 +59,33 @@ class TableRecorder:
     def _rows(self, name: str, **rendered: Callable[[list[Any]], Any]) -> Rows:
         return Rows(name, partial(self._take, name), rendered)
 
-    def write_to(self, directory: Path) -> None:
-        """Keep rows in files of `directory`, those so far too. Once `tables` was called, recording is over then."""
+    def write_to(self, directory: Path, budget_bytes: float | None = None) -> None:
+        """Keep rows in files of `directory`, those so far too. Once `tables` was called, recording is over then.
+
+        Once the files of a `full` run have come to more than `budget_bytes`, only what `requests` keeps is written on;
+        the digest still covers every row.
+        """
         self._directory = directory
+        self._budget_bytes = budget_bytes if self._whole else None
         self._files = {name: TableFile(name, directory) for name in SCHEMAS}
         for name, pieces in self._pieces.items():
             for piece in pieces:
-                self._files[name].take(piece)
+                self._take(name, piece)
             pieces.clear()
+
+    def kept(self) -> dict[str, str]:
+        """`level`, as it came to be, for the summary; and `cut`: why it is not the one that was asked for."""
+        return {"level": REQUESTS, "cut": self._cut} if self._cut else {"level": self._level}
 
     def _take(self, name: str, piece: Table) -> None:
         if self._files is None:
             self._pieces[name].append(piece)
-        else:
-            self._files[name].take(piece)
+            return
+        self._files[name].take(piece, reduced(name, piece) if self._cut else piece)
+        if self._budget_bytes is not None and not self._cut:
+            nbytes = sum(file.nbytes for file in self._files.values())
+            if nbytes > self._budget_bytes:
+                self._cut = f"its tables came to more than track.budget_bytes={self._budget_bytes:.0f}"
 
     def event(
         self,
@@ -87,7 +102,7 @@ class TableRecorder:
         start_ns: int = -1,
         detail: str = "",
     ) -> None:
-        if self._lean and kind not in STEP_KINDS:
+        if not self._whole and kind not in STEP_KINDS:
             return
         cells = self._event_cells
         cells += (time_ns, start_ns, kind, request_id, place, tier, first_block, blocks, tokens, nbytes, detail)
@@ -104,7 +119,7 @@ class TableRecorder:
     def report(
         self, time_ns: int, tick_ns: int, source: str, kind: str, values: Sequence[int] | NDArray[np.int64]
     ) -> None:
-        if not self._lean:
+        if self._whole:
             # The sender may reuse its buffer.
             kept = values.copy() if isinstance(values, np.ndarray) else tuple(values)
             self._reports.add((time_ns, tick_ns, source, kind, kept))
@@ -116,7 +131,7 @@ class TableRecorder:
         self._samples.add(time_ns, sources, metric, values)
 
     def outcome(self, time_ns: int, mechanism: str, call: int, payload: dict[str, Any]) -> None:
-        if not self._lean:
+        if self._whole:
             text = _JSON.encode(payload)
             self._outcomes.add((time_ns, mechanism, call, text))
 
@@ -204,7 +219,7 @@ class TableRecorder:
         return table_of("decisions", list(zip(*rows, strict=True))) if rows else empty("decisions")
 
     def _decision_row(self, made: Decision) -> tuple[Any, ...]:
-        candidates = {} if self._lean else made.candidates
+        candidates = made.candidates if self._whole else {}
         others = {name: vector.tolist() for name, vector in candidates.items() if name not in QUANTITIES}
         return (
             made.time_ns,
@@ -215,7 +230,7 @@ class TableRecorder:
             made.source,
             made.reused_tokens,
             made.expected_s,
-            () if self._lean else made.names,
+            made.names if self._whole else (),
             *(candidates.get(quantity) for quantity in QUANTITIES),
             _JSON.encode(others) if others else "",
             made.reason,

@@ -14,11 +14,15 @@ from mcjax.errors import RunError
 from mcjax.track import record as records
 from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
+from mcjax.track.levels import FULL, REQUESTS, SUMMARY, as_named_now, holds
+from mcjax.track.migrations import migrated_summary
 from mcjax.track.record import RunRecord
 from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
-from mcjax.track.tables import DIGESTED, SCHEMA_VERSION
+from mcjax.track.schemas import DIGESTED, SCHEMAS
 
 if TYPE_CHECKING:
+    from mcjax.track.compare.diff import Difference
+    from mcjax.track.plots.drawn import Drawn
     from mcjax.track.story import RequestStory
 
 
@@ -26,7 +30,7 @@ class Run:
     """What a run left. `state` is "done", or "failed" for one that ended early, `reason` then says why.
 
     The tables are `pyarrow.Table`s; `run.requests.to_pandas()` gives a data frame. `directory` is None for a run that
-    kept nothing on disk.
+    kept nothing on disk. Of a run kept at `track.level=summary` there are no tables: asking for one raises `RunError`.
     """
 
     def __init__(
@@ -55,6 +59,22 @@ class Run:
             assert self.directory is not None
             self._record = records.read(self.directory)
         return self._record
+
+    @property
+    def level(self) -> str:
+        """How much of the run was kept: `summary`, `requests` or `full`."""
+        return as_named_now(self.summary.get("level") or self.config.get("track", {}).get("level") or FULL)
+
+    def require(self, level: str, lack: str) -> None:
+        """Raise `RunError` for a run kept at a lower level than `level`; `lack` says what that means."""
+        if holds(self.level, level):
+            return
+        cut = self.summary.get("cut")
+        why, more = (f" ({cut})", ", and more of a budget") if cut else ("", "")
+        raise RunError(
+            f"{self.directory or 'this run'}: kept at track.level={self.level}{why}: {lack}; "
+            f"run it again with track.level={level}{more}"
+        )
 
     @property
     def requests(self) -> Table:
@@ -87,32 +107,53 @@ class Run:
         return self.table("outcomes")
 
     def table(self, name: str) -> Table:
-        """One table by name. Raises `RunError` if its file is damaged."""
+        """One table by name. Raises `RunError` if its file is damaged, or was not kept."""
+        self._require_tables()
         if name not in self._read:
             self._read[name] = self._kept[name]
         return self._read[name]
 
     def columns(self, name: str, *columns: str) -> Table:
         """Some columns of a table; of a run on disk, nothing else is read, and nothing is kept."""
+        self._require_tables()
         return table_files.columns(self._kept, name, columns)
 
     def pieces(self, name: str, *columns: str) -> Iterator[Table]:
         """Some columns of a table, its rows a piece at a time: a large table need not be in memory as a whole."""
+        self._require_tables()
         return table_files.pieces(self._kept, name, columns)
 
     def request(self, request_id: int) -> RequestStory:
         """Everything of one request: its timeline, and its decisions with their candidates.
 
-        Raises `RunError` for an unknown request (names the nearest), and for a run of `track.level=lean`.
+        Raises `RunError` for an unknown request (names the nearest), and for a run of a lower `track.level` than full.
         """
         from mcjax.track.story import story_of
 
         return story_of(self, request_id)
 
+    def plot(self, kind: str, **options: object) -> Drawn:
+        """A picture (`mcjax.track.plots.kinds.KINDS` names them): a notebook shows it, `.save("fig.pdf")` keeps it.
+
+        Raises `ConfigError` for an unknown kind or option, `RunError` for a run that did not keep what it needs.
+        """
+        from mcjax.track.plots.kinds import draw
+
+        return draw(self, kind, **options)
+
+    def diff(self, other: Run) -> Difference:
+        """What tells another run from this one: config, environment, own code, first differing decision and token."""
+        from mcjax.track.compare.diff import diff
+
+        return diff(self, other)
+
     @property
     def tables(self) -> dict[str, Table]:
         """Every table, by name."""
-        return {name: self.table(name) for name in table_files.SCHEMAS}
+        return {name: self.table(name) for name in SCHEMAS}
+
+    def _require_tables(self) -> None:
+        self.require(REQUESTS, "it has its figures, and no tables")
 
     def __repr__(self) -> str:
         counts = self.summary.get("requests", {})
@@ -138,7 +179,7 @@ class Run:
 def load(path: str | Path) -> Run:
     """The run in a directory. A run that ended early loads too, if it got as far as its tables.
 
-    Raises `RunError`, naming the directory, if it is no run, still RUNNING (or killed), damaged, or of another version.
+    Raises `RunError`, naming the directory, if it is no run, still RUNNING (or killed), damaged, or of a later version.
     """
     directory = Path(path)
     marker = _marker(directory)
@@ -148,17 +189,15 @@ def load(path: str | Path) -> Run:
     if marker == FAILED and not (directory / "summary.json").exists():
         raise RunError(f"{directory}: the run failed before it had tables: {note}")
     try:
-        summary = json.loads(_text(directory / "summary.json"))
-        found = summary["schema"]
+        summary = migrated_summary(json.loads(_text(directory / "summary.json")), directory)
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{directory}: summary.json is damaged ({error})") from error
-    if found != SCHEMA_VERSION:
-        raise RunError(f"{directory}: written with schema version {found}, this mcjax reads version {SCHEMA_VERSION}")
-    for name in DIGESTED:
-        table_files.check(name, directory)
-
     state, reason = ("done", "") if marker == DONE else ("failed", note)
-    return Run(directory, summary, _config(directory), table_files.StoredTables(directory), state, reason)
+    run = Run(directory, summary, _config(directory), table_files.StoredTables(directory), state, reason)
+    if run.level != SUMMARY:
+        for name in DIGESTED:
+            table_files.check(name, directory)
+    return run
 
 
 def _marker(directory: Path) -> str:

@@ -15,6 +15,7 @@ from mcjax.track import tables as table_files
 from mcjax.track.arrow import Table
 from mcjax.track.record import FILE, RunRecord
 from mcjax.track.redaction import redact
+from mcjax.track.schemas import SCHEMAS
 from mcjax.track.summary import finite
 
 RUNNING, DONE, FAILED = "RUNNING", "DONE", "FAILED"
@@ -77,6 +78,11 @@ class RunDirectory:
 
     def write_tables(self, tables: Mapping[str, Table]) -> None:
         table_files.write(tables, self.path)
+
+    def remove_tables(self) -> None:
+        """The tables, of a run that has its summary by now."""
+        for name in SCHEMAS:
+            (self.path / f"{name}.parquet").unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._replace("summary.json", _json(summary))

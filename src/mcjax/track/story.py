@@ -13,6 +13,7 @@ import numpy as np
 
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table, compute
+from mcjax.track.levels import FULL
 from mcjax.track.tables import integers
 from mcjax.types import NS_PER_S
 
@@ -135,14 +136,10 @@ class RequestStory:
 def story_of(run: Run, request_id: int) -> RequestStory:
     """What the run says of a request.
 
-    Raises `RunError` if there is no such request (names the nearest), and for a run recorded with `track.level=lean`.
+    Raises `RunError` for an unknown request (names the nearest), and for a run of a lower `track.level` than full.
     """
     where = run.directory or "this run"
-    if run.config.get("track", {}).get("level") == "lean":
-        raise RunError(
-            f"{where}: recorded with track.level=lean, which keeps neither the events of requests nor the candidates "
-            "of decisions; run it again with track.level=full"
-        )
+    run.require(FULL, "it holds neither the events of requests nor the candidates of decisions")
     rows, events, decisions = (_of(table, request_id) for table in (run.requests, run.events, run.decisions))
     if not rows.num_rows and not events.num_rows:
         raise RunError(f"{where}: no request {request_id}{_nearest(run, request_id)}")
@@ -150,7 +147,7 @@ def story_of(run: Run, request_id: int) -> RequestStory:
     arrival_ns = row["arrival_ns"] if row else min(integers(events, "time_ns"))
     happened = [_event(entry, arrival_ns) for entry in events.to_pylist()]
     happened.sort(key=lambda event: event.begin_s)  # stable: what began together stays in the order of the log
-    decided = tuple(_decision(entry, arrival_ns) for entry in decisions.to_pylist())
+    decided = tuple(decision_of(entry, arrival_ns) for entry in decisions.to_pylist())
     return RequestStory(request_id, int(arrival_ns), row, tuple(happened), decided)
 
 
@@ -186,7 +183,8 @@ def _event(entry: Mapping[str, Any], arrival_ns: int) -> RequestEvent:
     )
 
 
-def _decision(entry: Mapping[str, Any], arrival_ns: int) -> RequestDecision:
+def decision_of(entry: Mapping[str, Any], arrival_ns: int) -> RequestDecision:
+    """A row of `decisions`, as it is told. Times are since `arrival_ns`."""
     return RequestDecision(
         (entry["time_ns"] - arrival_ns) / NS_PER_S,
         entry["stage"],

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table, arrow, compute
 from mcjax.track.digest import digest
+from mcjax.track.schemas import SCHEMA_VERSION
 from mcjax.track.statistics import merge, overlap_ns, spread_of_pieces_s, spread_s
 from mcjax.track.steps import COLUMNS as STEP_COLUMNS
 from mcjax.track.steps import steps_of
-from mcjax.track.tables import SCHEMA_VERSION, chosen, columns, floats, integers, pieces
+from mcjax.track.tables import chosen, columns, floats, integers, pieces
 from mcjax.types import NS_PER_S, RequestState
 
 REQUEST_COLUMNS = """request_id arrival_ns state met_slo ttft_ns tbt_tail_ns prefill_start_ns prompt_tokens local_tokens
@@ -38,7 +39,7 @@ def summarise(
 
     The window holds the requests that arrived at `warmup_ns` or later. What cannot be computed (no request, no
     window) is None. `bytes_by_transport` are the transports' own counters, of the whole run;
-    without them the transfer events are summed (which `level="lean"` does not keep). `world` are figures that only the
+    without them the transfer events are summed (which only `track.level=full` keeps). `world` are figures that only the
     run's world knows.
     """
     every = columns(tables, "requests", REQUEST_COLUMNS)

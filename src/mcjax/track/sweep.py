@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mcjax.errors import RunError
+from mcjax.track.redaction import redact
 
 FOLDER = "sweeps"
 FILE = "sweep.json"
@@ -59,13 +61,27 @@ class Sweep:
         return [point for point in self.points if point.state not in (DONE, CACHED)]
 
     def write(self) -> None:
-        """Replace the file as a whole: a reader never sees half of one."""
-        values = {"version": VERSION, **asdict(replace(self, directory=Path()))}
+        """Replace the file as a whole: a reader never sees half of one, nor a secret."""
+        values = {"version": VERSION, **redact(asdict(replace(self, directory=Path())))}
         values.pop("directory")
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".{FILE}.tmp"
         temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, self.directory / FILE)
+
+
+def create(base: Path) -> Path:
+    """Make a directory for a sweep below the folder of all runs, dated as they are. Raises `OSError`."""
+    folder = base / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, count = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S"), 1
+    while True:
+        path = folder / (stem if count == 1 else f"{stem}-{count}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            count += 1
 
 
 def read(directory: Path) -> Sweep:

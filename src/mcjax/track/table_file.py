@@ -22,6 +22,8 @@ class TableFile:
 
     def __init__(self, name: str, directory: Path):
         self.digest = TableDigest(name)
+        self.nbytes = 0
+        """Written so far."""
         self._name = name
         self._path = directory / f"{name}.parquet"
         self._part = directory / f"{name}.parquet.part"
@@ -30,10 +32,11 @@ class TableFile:
         self._writer: Any = None
         self._problem: OSError | None = None
 
-    def take(self, piece: Table) -> None:
+    def take(self, piece: Table, kept: Table) -> None:
+        """`kept` is what to write of `piece`: all of it, or its rows and cells that a lower level keeps."""
         self.digest.add(piece)
-        self._waiting.append(piece)
-        self._waiting_bytes += piece.nbytes
+        self._waiting.append(kept)
+        self._waiting_bytes += kept.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write()
 
@@ -53,6 +56,7 @@ class TableFile:
                 self._writer = writer(self._name, self._part)
             if self._waiting:
                 self._writer.write_table(arrow().concat_tables(self._waiting))
+                self.nbytes = self._part.stat().st_size
         except OSError as problem:
             self._problem = problem
             raise

@@ -1,4 +1,4 @@
-"""What the tables of a run look like, and how they are written and read back."""
+"""How the tables of a run are written and read back."""
 
 from __future__ import annotations
 
@@ -12,124 +12,10 @@ from numpy.typing import NDArray
 
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table, arrow, compute, give_back, parquet
-
-SCHEMA_VERSION = 3
-VERSION_KEY = b"mcjax_schema"
-
-QUANTITIES = ("queue_s", "transfer_s", "prefill_s")
-"""Candidate quantities with a column of their own; all others go to `others`, as JSON."""
-
-Schema = tuple[tuple[str, str], ...]
-
-SCHEMAS: dict[str, Schema] = {
-    "requests": (
-        ("request_id", "int"),
-        ("arrival_ns", "int"),
-        ("tenant", "text"),
-        ("session", "text"),
-        ("turn", "int"),
-        ("parent", "int?"),
-        ("priority", "int"),
-        ("prompt_tokens", "int"),
-        ("max_tokens", "int"),
-        ("state", "text"),
-        ("reason", "text"),
-        ("prefill_instance", "text"),
-        ("decode_instance", "text"),
-        ("attempts", "int"),
-        ("local_tokens", "int"),
-        ("remote_tokens", "int"),
-        ("prefill_start_ns", "int"),
-        ("first_token_ns", "int"),
-        ("finish_ns", "int"),
-        ("output_tokens", "int"),
-        ("finish_reason", "text"),
-        ("ttft_ns", "int?"),
-        ("tbt_mean_ns", "int?"),
-        ("tbt_p99_ns", "int?"),
-        ("tbt_max_ns", "int?"),
-        ("tbt_tail_ns", "int?"),
-        ("slo_ttft_s", "float"),
-        ("slo_tbt_s", "float"),
-        ("met_slo", "bool"),
-        ("blocks", "int[]"),
-        ("output", "int32[]"),
-        ("intervals_ns", "int[]"),
-    ),
-    "events": (
-        ("time_ns", "int"),
-        ("start_ns", "int"),
-        ("kind", "text"),
-        ("request_id", "int"),
-        ("place", "text"),
-        ("tier", "text"),
-        ("first_block", "text"),
-        ("blocks", "int"),
-        ("tokens", "int"),
-        ("bytes", "int"),
-        ("detail", "text"),
-    ),
-    "decisions": (
-        ("time_ns", "int"),
-        ("request_id", "int"),
-        ("stage", "text"),
-        ("strategy", "text"),
-        ("choice", "text"),
-        ("source", "text"),
-        ("reused_tokens", "int"),
-        ("expected_s", "float"),
-        ("names", "text[]"),
-        *((quantity, "float[]") for quantity in QUANTITIES),
-        ("others", "text"),
-        ("reason", "text"),
-        ("outcome_s", "float"),
-        ("outcome", "text"),
-    ),
-    "reports": (
-        ("time_ns", "int"),
-        ("tick_ns", "int"),
-        ("source", "text"),
-        ("kind", "text"),
-        ("values", "int[]"),
-    ),
-    "samples": (
-        ("time_ns", "int"),
-        ("source", "text"),
-        ("metric", "text"),
-        ("value", "float"),
-    ),
-    "outcomes": (
-        ("time_ns", "int"),
-        ("mechanism", "text"),
-        ("call", "int"),
-        ("payload", "text"),
-    ),
-}
-
-DIGESTED = ("requests", "events", "decisions", "reports", "samples")
-"""Always written. `outcomes` exists only where a real mechanism answered, and belongs to no digest."""
+from mcjax.track.migrations import check_version, columns_at, migrated
+from mcjax.track.schemas import SCHEMA_VERSION, SCHEMAS, VERSION_KEY, piece_rows, schema_of
 
 _DELTA_CODED = {"requests": ["intervals_ns.list.element"], "events": ["time_ns", "start_ns"], "samples": ["time_ns"]}
-
-
-def type_of(kind: str) -> Any:
-    """The Arrow type behind a kind that `SCHEMAS` names."""
-    pa = arrow()
-    if kind.endswith("[]"):
-        return pa.list_(type_of(kind[:-2]))
-    types = {"int": pa.int64, "int?": pa.int64, "int32": pa.int32, "bool": pa.bool_, "float": pa.float64}
-    return types.get(kind, pa.string)()
-
-
-def piece_rows(name: str) -> int:
-    """Rows of a table that are made, or read, at a time: those with lists may be thousands of bytes each."""
-    return 512 if any(kind.endswith("[]") for _, kind in SCHEMAS[name]) else 4096
-
-
-def schema_of(name: str) -> Any:
-    """The `pyarrow.Schema` of a table, with what its file says of itself."""
-    metadata = {VERSION_KEY: str(SCHEMA_VERSION).encode(), b"mcjax_table": name.encode()}
-    return arrow().schema([(column, type_of(kind)) for column, kind in SCHEMAS[name]], metadata=metadata)
 
 
 def writer(name: str, path: Path) -> Any:
@@ -158,30 +44,27 @@ def _leaves(name: str) -> list[str]:
     return [column + (".list.element" if kind.endswith("[]") else "") for column, kind in SCHEMAS[name]]
 
 
-def check(name: str, directory: Path) -> None:
-    """Raise `RunError` unless the table is there, is whole, and has this version's columns."""
+def check(name: str, directory: Path) -> int:
+    """The version of a table. Raises `RunError` unless it is there, is whole, and has its version's columns."""
     path = directory / f"{name}.parquet"
     try:
         schema = parquet().read_schema(path)
     except (OSError, arrow().ArrowException) as error:
         raise RunError(f"{directory}: {path.name} is missing or damaged ({_one_line(error)})") from error
     metadata: dict[bytes, bytes] = schema.metadata or {}
-    version = metadata.get(VERSION_KEY, b"none").decode(errors="replace")
-    if version != str(SCHEMA_VERSION):
-        raise RunError(
-            f"{directory}: {path.name} has schema version {version}, this mcjax reads version {SCHEMA_VERSION}; "
-            "read it with the mcjax that environment.json names"
-        )
-    missing = sorted({column for column, _ in SCHEMAS[name]}.difference(schema.names))
+    found = metadata.get(VERSION_KEY, b"none").decode(errors="replace")
+    version = check_version(found, f"{directory}: {path.name}")
+    missing = sorted(set(columns_at(version, name)).difference(schema.names))
     if missing:
         raise RunError(f"{directory}: {path.name} lacks the columns {', '.join(missing)}")
+    return version
 
 
 def read(name: str, directory: Path) -> Table:
-    """The table as written. Raises `RunError` where it is missing, damaged or of another version."""
-    check(name, directory)
+    """The table as today's, whatever it was written as. Raises `RunError` where it is missing or damaged."""
+    version = check(name, directory)
     with _reading(name, directory) as path:
-        return parquet().read_table(path)
+        return migrated(version, name, parquet().read_table(path))
 
 
 @contextlib.contextmanager
@@ -219,19 +102,27 @@ class StoredTables(Mapping[str, Table]):
     def columns(self, name: str, columns: Sequence[str]) -> Table:
         if self._absent(name):
             return empty(name).select(columns)
+        version = check(name, self._directory)
         with _reading(name, self._directory) as path:
-            return parquet().ParquetFile(path).read(columns=list(columns), use_threads=False)
+            table = parquet().ParquetFile(path).read(columns=_needed(version, columns), use_threads=False)
+        return migrated(version, name, table).select(columns)
 
     def pieces(self, name: str, columns: Sequence[str]) -> Iterator[Table]:
         if self._absent(name):
             return
+        version = check(name, self._directory)
         with _reading(name, self._directory) as path, parquet().ParquetFile(path, pre_buffer=False) as file:
-            for batch in file.iter_batches(piece_rows(name), columns=list(columns), use_threads=False):
-                yield arrow().Table.from_batches([batch])
+            for batch in file.iter_batches(piece_rows(name), columns=_needed(version, columns), use_threads=False):
+                yield migrated(version, name, arrow().Table.from_batches([batch])).select(columns)
         give_back()
 
     def _absent(self, name: str) -> bool:
         return name == "outcomes" and not (self._directory / "outcomes.parquet").exists()
+
+
+def _needed(version: int, columns: Sequence[str]) -> list[str] | None:
+    """What to read for some columns of today's: of an older table everything, since they may be made of others."""
+    return list(columns) if version == SCHEMA_VERSION else None
 
 
 def columns(tables: Mapping[str, Table], name: str, columns: Sequence[str]) -> Table:

@@ -57,23 +57,25 @@ class TransferEngine:
                 result = await self._once(transport, copy)
             except DeadlineExceeded:
                 result = CopyResult(TransferError("no answer within the deadline", copy.request_id, copy.first_block))
-            if result.error is None:
-                nodes, tiers = self._labels.get((source, target)) or self._label(source, target)
-                self._recorder.event(
-                    clock.now_ns(),
-                    "transfer",
-                    copy.request_id,
-                    nodes,
-                    tier=tiers,
-                    first_block=copy.first_block,
-                    blocks=len(copy.source.slots),
-                    nbytes=copy.source.nbytes,
-                    start_ns=start_ns,
-                    detail=transport.name,
-                )
+            error = result.error
+            nodes, tiers = self._labels.get((source, target)) or self._label(source, target)
+            self._recorder.event(
+                clock.now_ns(),
+                "transfer" if error is None else "transfer_failed",
+                copy.request_id,
+                nodes,
+                tier=tiers,
+                first_block=copy.first_block,
+                blocks=len(copy.source.slots),
+                nbytes=copy.source.nbytes,
+                start_ns=start_ns,
+                detail=transport.name if error is None else f"{transport.name}: {type(error).__name__}",
+            )
+            if error is None:
                 return result.checksums
-            if isinstance(result.error, StaleRegion) or attempt == self._attempts:
-                raise result.error
+            start_ns = clock.now_ns()
+            if isinstance(error, StaleRegion) or attempt == self._attempts:
+                raise error
         raise AssertionError("unreachable")
 
     async def _once(self, transport: Transport, copy: Copy) -> CopyResult:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mcjax.errors import ConfigError
 from mcjax.types import NS_PER_S
@@ -52,11 +56,19 @@ class Slice:
             raise ConfigError("workload.index", index, f"must be below slices={slices}")
         self._rate_scale = rate("rate_scale", rate_scale)
         self._limit = None if limit is None else whole("limit", limit, 1)
-        end_ns = self._last_start_ns() + 1 if end_s is None else round(end_s * NS_PER_S)
+        starts_ns = self._starts_ns(None if end_s is None else round(end_s * NS_PER_S))
+        if end_s is None:
+            end_ns = int(starts_ns.max(initial=0)) + 1
+        else:
+            end_ns = round(end_s * NS_PER_S)
         length_ns = max(0, end_ns - start_ns)
         self._from_ns = start_ns + length_ns * index // slices
         self._to_ns = start_ns + length_ns * (index + 1) // slices
-        if next(self._chosen(), None) is None:
+        chosen = int(np.count_nonzero((starts_ns >= self._from_ns) & (starts_ns < self._to_ns)))
+        one_each = end_s is None and getattr(self._of, "total_requests", None) == len(starts_ns)
+        self.total_requests: int | None = min(chosen, self._limit or chosen) if one_each else None
+        """Known where a session is a request."""
+        if not chosen:
             problem = f"no session starts in {self._from_ns / NS_PER_S:g} .. {self._to_ns / NS_PER_S:g} s"
             raise ConfigError("workload.start_s", start_s, problem)
 
@@ -75,11 +87,12 @@ class Slice:
     def inputs(self) -> dict[str, str]:
         return self._of.inputs()
 
-    def _last_start_ns(self) -> int:
-        last_ns = 0
-        for session in self._of.sessions():
-            last_ns = session.start_ns
-        return last_ns
+    def _starts_ns(self, end_ns: int | None) -> NDArray[np.int64]:
+        """`[N]`: when the sessions start, up to the end of the stretch, in order."""
+        sessions = self._of.sessions()
+        if end_ns is not None:
+            sessions = itertools.takewhile(lambda session: session.start_ns < end_ns, sessions)
+        return np.fromiter((session.start_ns for session in sessions), np.int64)
 
     def _chosen(self) -> Iterator[Session]:
         for session in self._of.sessions():

@@ -49,7 +49,7 @@ class Runs:
             f"cluster={cluster}",
             f"sched/prefill={policy}",
             "track=none",
-            "track.level=lean",
+            "track.level=requests",
         ]
         summary = run(overrides, progress=False).summary
         completed = summary["requests"]["completed"]

@@ -115,7 +115,7 @@ def _comparable(config: dict[str, Any]) -> dict[str, Any]:
 def measure(overrides: Sequence[str], effort: Effort, report: Callable[[str, float], None]) -> tuple[Found, Sizes]:
     """Calibrate the engine of these overrides in this process; what was found, and the engine's sizes."""
     config, table = compose(overrides), KeyTable()
-    track = TrackSettings(level="lean")
+    track = TrackSettings(level="requests")
     recorder = TableRecorder(table.key, track.level)
     rehearsal = build(config, Plugins({}), workload_of(config), table, recorder, track)
     world = rehearsal.world

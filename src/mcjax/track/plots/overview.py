@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcjax.track.arrow import Table, compute
+from mcjax.track.arrow import Table
+from mcjax.track.plots.curves import Curve, curve, latencies
+from mcjax.track.plots.instances import COLOURS, activity, rows_of
+from mcjax.track.plots.panels import log_axis, nothing, time_unit
 from mcjax.track.plots.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE
 from mcjax.track.run import Run
-from mcjax.track.statistics import PERCENTILES, overlap_ns
+from mcjax.track.statistics import PERCENTILES
 from mcjax.track.steps import COLUMNS as STEP_COLUMNS
 from mcjax.track.steps import Steps, steps_of
 from mcjax.track.tables import floats, integers
@@ -27,14 +30,10 @@ PANELS = {
     "bottom": 0.07,
 }
 """Where the panels are, as shares of the figure: working it out from their labels takes as long as drawing them."""
-CURVE_POINTS, CURVE_BITS = 500, 10
 TIME_BINS = 600
-MOST_INSTANCES = 32
 RESIDENCY_WORDS = ("resid", "fill", "used", "occup")
 QUEUE_WORDS = ("queue", "waiting", "batch")
 
-Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Values in nanoseconds, and the share of all that are at most so large."""
 Totals = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Times in nanoseconds, and values."""
 
@@ -49,9 +48,9 @@ def overview(run: Run) -> Any:
     panels = figure.subplots(2, 2, gridspec_kw=PANELS)
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
-    summary, ttft, intervals = run.summary, _of_window(run, "ttft_ns"), _of_window(run, "intervals_ns")
-    _distribution(panels[0, 0], _curve(ttft), summary["ttft_s"], "Time to first token", "requests")
-    _distribution(panels[0, 1], _curve(intervals), summary["tbt_s"], "Time between tokens", "intervals")
+    summary, ttft, intervals = run.summary, latencies(run, "ttft_ns"), latencies(run, "intervals_ns")
+    _distribution(panels[0, 0], curve(ttft), summary["ttft_s"], "Time to first token", "requests")
+    _distribution(panels[0, 1], curve(intervals), summary["tbt_s"], "Time between tokens", "intervals")
     _activity(panels[1, 0], steps_of(run.pieces("events", *STEP_COLUMNS)))
     _gauges(panels[1, 1], _totals(run.pieces("samples", "time_ns", "metric", "value")))
     figure.suptitle(_title(run), fontsize=11)
@@ -67,25 +66,15 @@ def _title(run: Run) -> str:
     )
 
 
-def _of_window(run: Run, column: str) -> Iterator[NDArray[np.int64]]:
-    """The latencies of the requests that the summary counts."""
-    begin_ns = round((run.summary["duration_s"] - run.summary["window_s"]) * NS_PER_S)
-    for piece in run.pieces("requests", "arrival_ns", column):
-        cells = piece.filter(compute().greater_equal(piece.column(0), begin_ns)).column(1)
-        yield (compute().list_flatten(cells) if column == "intervals_ns" else cells.drop_null()).to_numpy()
-
-
 def _distribution(panel: Any, curve: Curve, spread: Mapping[str, float | None], title: str, unit: str) -> None:
     """The share of `unit` that took at most so long, with the three percentiles of the summary marked."""
-    from matplotlib import ticker
-
     panel.set_title(title, loc="left", fontsize=10, fontweight="bold")
     panel.set_ylabel(f"share of {unit}")
     values, shares = curve
     if len(values) == 0:
-        _nothing(panel, f"no {unit}")
+        nothing(panel, f"no {unit}")
         return
-    scale, sign, label = _unit(int(values[-1]))
+    scale, sign, label = time_unit(int(values[-1]))
     panel.step(values / scale, shares, where="post", color=BLUE, linewidth=1.8)
     marks = {percent: (spread[f"p{percent}"] or 0.0) * NS_PER_S for percent in PERCENTILES}
     for (percent, mark), style in zip(marks.items(), LINE_STYLES, strict=False):
@@ -93,9 +82,7 @@ def _distribution(panel: Any, curve: Curve, spread: Mapping[str, float | None], 
         panel.axvline(value, color=GREY, linewidth=1, linestyle=style, label=f"p{percent}  {value:.3g} {sign}")
     if values[0] > 0 and values[-1] > 10 * max(marks[50], 1):
         panel.set_xscale("log")
-        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(ticker.FuncFormatter(_plain))
-        panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+        log_axis(panel.xaxis)
     else:
         panel.set_xlim(left=0)
     panel.set_ylim(0, 1.02)
@@ -104,62 +91,24 @@ def _distribution(panel: Any, curve: Curve, spread: Mapping[str, float | None], 
     panel.legend(framealpha=0.95, edgecolor="none", loc="lower right", fontsize=9)
 
 
-def _curve(pieces: Iterable[NDArray[np.int64]]) -> Curve:
-    """`(values, shares)`: the share of all values that is at most so large, within a thousandth of the value.
-
-    Values are counted by the leading bits of their doubles: exponent and `CURVE_BITS` of the mantissa.
-    """
-    dropped, one = 52 - CURVE_BITS, 1023 << CURVE_BITS  # the bin of 1 ns, and of nothing at all
-    counts = np.zeros(64 << CURVE_BITS, np.int64)
-    for values in pieces:
-        leading = np.maximum(values, 1).astype(np.float64).view(np.int64) >> dropped
-        counts += np.bincount(leading - one, minlength=len(counts))
-    bins = np.flatnonzero(counts)
-    if len(bins) == 0:
-        return np.zeros(0), np.zeros(0)
-    up_to = np.cumsum(counts[bins])
-    # No more points than can be told apart, the first and the last among them.
-    kept = np.unique(np.searchsorted(up_to, np.linspace(1, int(up_to[-1]), CURVE_POINTS)))
-    values = np.where(bins[kept] > 0, (bins[kept] + one << dropped).view(np.float64), 0.0)
-    return values, up_to[kept] / int(up_to[-1])
-
-
 def _activity(panel: Any, steps: Steps) -> None:
-    """A row an instance: how busy it was over time; prefill grows up from the row's line, decode down."""
+    """A row an instance: how busy it was over time."""
+    from matplotlib.patches import Patch
+
     panel.set_title("What each instance computed", loc="left", fontsize=10, fontweight="bold")
-    end_ns = max(int(busy.ends_ns.max(initial=0)) for busy in (steps.prefill, steps.decode))
     if not steps.places:
-        _nothing(panel, "no steps")
+        nothing(panel, "no steps")
         return
-    prefills = set(steps.prefill.place.tolist())
-    order = sorted(range(len(steps.places)), key=lambda place: (place not in prefills, *_natural(steps.places[place])))
-    shown = [steps.places[place] for place in order[:MOST_INSTANCES]]
-    edges = np.linspace(0, end_ns, TIME_BINS + 1).astype(np.int64)
-    scale, _, label = _unit(end_ns)
-    labelled: set[str] = set()
-    for row, place in enumerate(order[:MOST_INSTANCES]):
-        unions = {"prefill": steps.prefill.of(place), "decode": steps.decode.of(place)}
-        phases = [name for name, (starts, _) in unions.items() if len(starts)]
-        for name in phases:
-            busy = overlap_ns(edges[:-1], edges[1:], unions[name]) / np.maximum(np.diff(edges), 1)
-            # One phase has the whole row; two share it, back to back.
-            line, height = (row + 0.42, -0.84) if len(phases) == 1 else (row, -0.42 if name == "prefill" else 0.42)
-            panel.fill_between(
-                edges[:-1] / scale,
-                np.full(TIME_BINS, line),
-                line + height * busy,
-                step="post",
-                color=BLUE if name == "prefill" else ORANGE,
-                linewidth=0,
-                label=None if name in labelled else name,
-            )
-            labelled.add(name)
-    panel.set_ylim(max(len(shown), 2) - 0.4, -0.6)
-    panel.set_yticks(range(len(shown)), shown, fontsize=9 if len(shown) <= 16 else 6)
-    panel.set_xlim(0, edges[-1] / scale)
-    hidden = f"; the first {len(shown)} of {len(order)} instances" if len(order) > len(shown) else ""
+    end_ns = max(int(busy.ends_ns.max(initial=0)) for busy in (steps.prefill, steps.decode))
+    scale, _, label = time_unit(end_ns)
+    shown = rows_of(steps)
+    activity(panel, steps, shown, np.linspace(0, end_ns, TIME_BINS + 1).astype(np.int64), scale)
+    panel.tick_params(axis="y", labelsize=9 if len(shown) <= 16 else 6)
+    hidden = f"; the first {len(shown)} of {len(steps.places)} instances" if len(steps.places) > len(shown) else ""
     panel.set_xlabel(f"run time, {label} (height: share of time busy{hidden})")
-    panel.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9)
+    sides = {"prefill": steps.prefill, "decode": steps.decode}
+    handles = [Patch(color=COLOURS[name], label=name) for name, busy in sides.items() if len(busy.place)]
+    panel.legend(handles=handles, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9)
 
 
 def _gauges(panel: Any, totals: Mapping[str, Totals]) -> None:
@@ -171,9 +120,9 @@ def _gauges(panel: Any, totals: Mapping[str, Totals]) -> None:
     if not left and not right:
         left = metrics[:2]
     if not left and not right:
-        _nothing(panel, "no samples")
+        nothing(panel, "no samples")
         return
-    scale, _, label = _unit(max(int(times[-1]) for times, _ in totals.values()))
+    scale, _, label = time_unit(max(int(times[-1]) for times, _ in totals.values()))
     lines: list[Any] = []
     sides = [(panel, left, (BLUE, GREEN))]
     if right:
@@ -229,25 +178,3 @@ def _is_share(metric: str) -> bool:
 
 def _matching(metrics: list[str], words: tuple[str, ...]) -> list[str]:
     return [metric for metric in metrics if any(word in metric for word in words)]
-
-
-def _unit(longest_ns: int) -> tuple[float, str, str]:
-    """The divisor, sign and name of the unit in which a span of time reads well."""
-    if longest_ns >= 600 * NS_PER_S:
-        return 60.0 * NS_PER_S, "min", "minutes"
-    return (float(NS_PER_S), "s", "seconds") if longest_ns >= NS_PER_S else (1e6, "ms", "milliseconds")
-
-
-def _natural(name: str) -> tuple[str, int]:
-    """Orders p2 before p10."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or 0)
-
-
-def _nothing(panel: Any, what: str) -> None:
-    panel.text(0.5, 0.5, what, transform=panel.transAxes, ha="center", va="center", color=GREY)
-
-
-def _plain(value: float, _: object) -> str:
-    """A tick's label: 0.05, 2, 100."""
-    return f"{value:g}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table
+from mcjax.track.levels import FULL, SUMMARY
 from mcjax.track.metrics import headline
 from mcjax.track.record import RunRecord
 from mcjax.track.run_directory import RunDirectory, now
@@ -47,11 +48,25 @@ class Files:
         if not isinstance(tables, StoredTables):
             self.opened.write_tables(tables)
         self.opened.write_summary(summary)
-        figures = {"headline": headline(summary), "digest": str(summary.get("digest", ""))}
-        self._record = self.opened.write_record(replace(self._record, ended=now(), **figures))
+        self._record = self.opened.write_record(
+            replace(
+                self._record,
+                ended=now(),
+                headline=headline(summary),
+                digest=str(summary.get("digest", "")),
+                level=summary.get("level", FULL),
+                cut=summary.get("cut", ""),
+            )
+        )
 
-    def finish(self, summary: Mapping[str, Any], directory: Path | None) -> None:
-        self.opened.done()
+    def finish(self, summary: Mapping[str, Any], directory: Path | None, failure: str = "") -> None:
+        """Mark the run DONE, or FAILED where `failure` says why; at `track.level=summary` its tables go first."""
+        if summary.get("level") == SUMMARY:
+            self.opened.remove_tables()
+        if failure:
+            self.fail(failure)
+        else:
+            self.opened.done()
 
     def fail(self, reason: str) -> None:
         self.opened.failed(reason)

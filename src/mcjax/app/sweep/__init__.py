@@ -1,0 +1,1 @@
+"""Sweeps: many points of one study, played in processes of their own."""

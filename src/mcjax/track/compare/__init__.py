@@ -1,0 +1,1 @@
+"""Runs against one another: groups of them with intervals (`comparison`), two of them in every detail (`diff`)."""

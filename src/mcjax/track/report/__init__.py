@@ -1,0 +1,1 @@
+"""A sweep, or any runs, as one self-contained HTML page."""
