@@ -34,6 +34,8 @@ class Shortest:
         self.calls = 0
     def choose(self, request, view, rng):
         self.calls += 1
+        if self.calls == 3 and self.enough == 0:
+            print("waits")
         while self.calls == 3 and len(glob.glob("runs/*/DONE")) >= self.enough and "GO_ON" not in os.environ:
             time.sleep(0.02)
         return PrefillChoice(int(view.queue_s.argmin()))
@@ -81,6 +83,17 @@ def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def read_until(process: subprocess.Popen[str], *wanted: str) -> str:
+    """What it prints until it has said each of `wanted`. Raises `AssertionError` if it ends before."""
+    assert process.stdout is not None
+    said = ""
+    while not all(text in said for text in wanted):
+        line = process.stdout.readline()
+        assert line, f"it ended, having said {said}"
+        said += line
+    return said
 
 
 def wait_until(what: str, true: Callable[[], Any]) -> None:

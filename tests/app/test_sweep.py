@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest_app import BARE, SMALL, Answer, runs
-from sweep_fixtures import POLICIES, alive, running, start, states, sweeps, wait_until, workers
+from sweep_fixtures import POLICIES, alive, read_until, running, start, states, sweeps, workers
 
 import mcjax as package
 from mcjax.app.sweep.results import results_of
@@ -113,7 +113,7 @@ def test_batches_are_one_sweep_and_one_that_keeps_nothing_says_so(mcjax: Command
 
 def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
     process = start(policies, "-m", *SMALL, *own("Shortest", "WaitsAtOnce"))
-    wait_until("one is done and one waits", lambda: len(running(policies)) == 1 and len(runs(policies)) == 2)
+    read_until(process, "point 1 of 2 done", "[point 2] waits")
     players = workers(policies)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -130,17 +130,16 @@ def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
 
 
 def test_a_second_ctrl_c_kills_and_points_that_wait_never_begin(policies: Path) -> None:
-    stubborn = "\nclass Stubborn(Shortest):\n    def choose(self, request, view, rng):\n        while True:\n"
+    stubborn = "\nclass Stubborn(Shortest):\n    def choose(self, request, view, rng):\n"
+    stubborn += "        print('never')\n        while True:\n"
     stubborn += "            try:\n                time.sleep(1)\n            except KeyboardInterrupt:\n"
     stubborn += "                print('not now', flush=True)\n"
     (policies / "policies.py").write_text(POLICIES + stubborn)
     process = start(policies, "-m", *SMALL, *own("Stubborn"), "hydra.launcher.workers=1", "+seeds=3")
-    wait_until("the first point runs", lambda: running(policies))
+    read_until(process, "[point 1] never")
     (player,) = workers(policies)
-    assert process.stdout is not None
     process.send_signal(signal.SIGINT)
-    while "not now" not in (line := process.stdout.readline()):
-        assert line, "the sweep ended at the first Ctrl-C"
+    read_until(process, "[point 1] not now")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

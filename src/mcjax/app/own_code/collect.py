@@ -104,7 +104,7 @@ class Collector:
         """What a class holds, whatever its source says: attributes may have been set since."""
         for base in (*owner.__mro__[1:-1], type(owner)):
             self._follow(base)
-        for name, value in vars(owner).items():
+        for name, value in sorted(vars(owner).items()):  # copies of a class may have another order
             functions = unwrapped(value)
             hidden = name.startswith(("__", "_abc_")) or isinstance(value, MemberDescriptorType | GetSetDescriptorType)
             for part in functions or ([] if hidden else [value]):
