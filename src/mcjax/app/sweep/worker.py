@@ -27,7 +27,7 @@ from mcjax.app.sweep.given import unpacked
 from mcjax.app.sweep.messages import Job, Outcome, Stage, receive, send
 from mcjax.track.console import Figures, Outlook
 from mcjax.track.run import Run
-from mcjax.track.sweep import DONE, FAILED, INTERRUPTED
+from mcjax.track.sweep import CACHED, DONE, FAILED, INTERRUPTED
 
 TELL_PERIOD_S = 0.5
 LOOK_PERIOD_S = 1.0
@@ -125,7 +125,7 @@ class Worker:
 
 def _outcome_of(run: Run) -> Outcome:
     if run.state == "done":
-        return Outcome(DONE, run=run)
+        return Outcome(CACHED if run.cached else DONE, run=run)
     return Outcome(INTERRUPTED if run.reason == "interrupted" else FAILED, run.reason, run)
 
 
