@@ -31,7 +31,7 @@ def binned(run: Run, metrics: Sequence[str], edges: Edges) -> Mapping[str, tuple
         index[times == edges[-1]] = bins - 1  # the last tick closes the last bin
         inside = (index >= 0) & (index < bins)
         cells, size = (rows * bins + index)[inside], len(known) * bins
-        grown = np.zeros((2, size))
+        grown: NDArray[np.float64] = np.zeros((2, size))
         grown[:, : sums[name].shape[1]] = sums[name]
         grown[0] += np.bincount(cells, values[inside], size)
         grown[1] += np.bincount(cells, minlength=size)
@@ -39,7 +39,8 @@ def binned(run: Run, metrics: Sequence[str], edges: Edges) -> Mapping[str, tuple
     found: dict[str, tuple[list[str], PerSource]] = {}
     for name, known in places.items():
         order = sorted(known, key=natural)
-        totals, counts = sums[name].reshape(2, len(order), bins)[:, [known[source] for source in order]]
+        of_source = sums[name].reshape(2, len(known), bins)
+        totals, counts = (each[[known[source] for source in order]] for each in of_source)
         means: PerSource = np.full(counts.shape, np.nan)
         found[name] = order, np.divide(totals, counts, out=means, where=counts > 0)
     return found
