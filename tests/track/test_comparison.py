@@ -333,7 +333,7 @@ def test_marks_at_length(groups: int, pairs: int) -> None:
             count += any(cell.best for cell in row(found, "ttft_s.p90").cells)
         return count / trials
 
-    rates = [marked(effect) for effect in (0.0, 1.0, 2.0, 4.0)]
+    rates = [marked(effect) for effect in (0.0, 1.0, 2.0, 8.0)]
     assert rates[0] < 0.05 + 0.045  # three standard errors of 250 trials
     assert rates == sorted(rates)
     assert rates[-1] > 0.9

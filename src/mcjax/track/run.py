@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -146,6 +146,15 @@ class Run:
         from mcjax.track.compare.diff import diff
 
         return diff(self, other)
+
+    def trace(self, path: str | Path = "trace.pftrace.gz", *, requests: Sequence[int] = ()) -> Path:
+        """Write a trace for Perfetto: all of the run, or of some requests. Returns where it lies.
+
+        Raises `RunError` for a run that did not keep its events, `ConfigError` for a file that cannot be written.
+        """
+        from mcjax.track.perfetto.write import write_trace
+
+        return write_trace(self, path, requests)
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -65,10 +65,10 @@ class Loose:
 def _line(name: str, value: Any, meaning: str) -> str:
     """A line that gives `name` its value."""
     if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}\n"
+        return f"import {value.__name__}" + (f" as {name}\n" if name != value.__name__ else "\n")
     module, own = getattr(value, "__module__", None), getattr(value, "__name__", "")
     if module in sys.modules and getattr(sys.modules[module], str(own), None) is value:
-        return f"from {module} import {own} as {name}\n"
+        return f"from {module} import {own}" + (f" as {name}\n" if name != own else "\n")
     try:
         if ast.literal_eval(repr(value)) == value:
             return f"{name} = {value!r}\n"

@@ -24,7 +24,7 @@ def text_of_file(file: str) -> str:
     """The text that a code object's file name stands for: a file, or a notebook's cell. Raises `Unknown`."""
     linecache.checkcache(file)
     text = "".join(linecache.getlines(file))
-    if not text:
+    if not text and not Path(file).is_file():
         raise Unknown(f"there is no source ({file})")
     return text
 
@@ -124,11 +124,12 @@ def _absolute(node: ast.ImportFrom, name: str) -> str:
 def _texts_with(owner: type) -> Iterator[tuple[str, int | None]]:
     """Texts that may define a class, and a line of it in there where that is known."""
     for function in functions_of(owner):
-        if function.__qualname__.startswith(f"{owner.__qualname__}.") and function.__module__ == owner.__module__:
-            code = function.__code__
-            if linecache.getlines(code.co_filename):
-                yield text_of_file(code.co_filename), code.co_firstlineno
-                return
+        code = function.__code__
+        here = function.__globals__.get("__name__") == owner.__module__
+        inside = here and code.co_qualname.startswith(f"{owner.__qualname__}.")
+        if inside and linecache.getlines(code.co_filename):
+            yield text_of_file(code.co_filename), code.co_firstlineno
+            return
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
     if file and Path(file).is_file():
         yield text_of_file(file), None

@@ -91,7 +91,7 @@ def differing(listed: Sequence[Entry]) -> list[str]:
     paired = [key for key in PAIRED if key in varying]
     if "seed" in varying:  # what follows the run's own seed is left out, and what does not is no constant then
         varying |= {key: None for key in records[0].config if key.endswith(".seed")}
-    return [*differing_keys(_slim(records, [*varying])), *paired]
+    return [*differing_keys(_slim(records, ["seed", *varying])), *paired]
 
 
 def _varying(records: Sequence[RunRecord]) -> dict[str, None]:
@@ -107,7 +107,8 @@ def _varying(records: Sequence[RunRecord]) -> dict[str, None]:
     configs = [dict(zip(keys, values, strict=True)) for keys, values in layouts.items()]
     for config in configs[1:]:
         found.update(configs[0].keys() ^ config.keys())
-        found.update(key for key, value in config.items() if configs[0].get(key) != value)
+        known = configs[0]
+        found.update(key for key in config if key in known and text_of(known[key]) != text_of(config[key]))
     return {key: None for config in configs for key in config if key in found}
 
 

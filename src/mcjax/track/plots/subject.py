@@ -110,4 +110,4 @@ def without_rows(run: Run, kind: str, what: str, level: str) -> None:
 
     Raises `RunError` for the second; `level` is the least that keeps it.
     """
-    run.require(level, f"kind={kind} is drawn from {what}, which is not there")
+    run.require(level, f"kind={kind} is drawn from {what}")
