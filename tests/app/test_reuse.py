@@ -125,13 +125,9 @@ def test_a_run_that_kept_less_does_not_do(kept: list[str], asked: list[str], eno
 
 
 def test_levels(place: Path) -> None:
-    from mcjax.app.reuse import _left_out
-    from mcjax.track.recorder import LEVELS
+    from mcjax.track.levels import LEVELS
 
-    assert _left_out("full") == 0
-    assert sorted({_left_out(level) for level in LEVELS}) == list(range(len(LEVELS)))
-    assert _left_out("no level") >= len(LEVELS)
-    least = max(LEVELS, key=_left_out)
+    least = LEVELS[0]
     assert not play(f"track.level={least}").cached
     assert play(f"track.level={least}").cached
     assert not play().cached
