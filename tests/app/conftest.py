@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest_app import POLICY, ROOT, Answer
+from figures_fixtures import small_sweep
 
 from mcjax.app import command
+from mcjax.track.sweep import Sweep
 
 
 @pytest.fixture
@@ -71,3 +73,9 @@ def trace(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.fixture(scope="session")
+def drawn_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A small simulated sweep, made once for the tests of figures and reports."""
+    return small_sweep(tmp_path_factory.mktemp("figures"))

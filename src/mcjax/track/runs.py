@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from mcjax.track.run import load as load_one
 from mcjax.track.sweep import Sweep
 
 if TYPE_CHECKING:
+    from mcjax.track.compare.comparison import Comparison
     from mcjax.track.plots.drawn import Drawn
 
 
@@ -66,12 +68,36 @@ class Runs(Sequence[Run]):
 
         return draw(self, kind, **options)
 
+    def compare(self, metrics: Sequence[str] | None = None, by: str | None = None) -> Comparison:
+        """The groups side by side, each figure with the interval of its difference to the first group's.
+
+        Raises `RunError` where nothing is left to compare, `ConfigError` for an unknown metric.
+        """
+        from mcjax.track.compare.comparison import compare
+
+        return compare(self, metrics, by)
+
+    def report(self, path: str | Path) -> Path:
+        """One self-contained HTML page of all runs. Returns where it lies."""
+        from mcjax.track.report.page import report
+
+        return report(self, path)
+
+    def _repr_html_(self) -> str:
+        table = self.summary.to_html(index=False, float_format="{:.4g}".format) if len(self) else ""
+        refused = "".join(f"<li>{html.escape(f'{name}: {reason}')}</li>" for name, reason in self.refused)
+        return f"<p><code>{html.escape(repr(self))}</code></p>{table}<ul>{refused}</ul>"
+
     def __repr__(self) -> str:
         name = f"{self.sweep.name}, " if self.sweep else ""
         refused = f", {len(self.refused)} refused" if self.refused else ""
         return f"Runs({name}{len(self)} runs in {len(self.groups())} groups{refused})"
 
 
+@overload
+def load(reference: str | Path) -> Any: ...  # a Run or Runs: what the words name is not known before they are read
+@overload
+def load(reference: Sequence[str | Path]) -> Runs: ...
 def load(reference: str | Path | Sequence[str | Path]) -> Run | Runs:
     """A run by its directory (or its name below `runs`, or the first digits of its key); several, as `Runs`, by a
     pattern (`runs/2026-*`), a list, or a sweep.

@@ -159,9 +159,8 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def _inputs(environment: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{Path(path).name}, sha256 {sha[:SHOWN_DIGITS]}…" for path, sha in (environment.get("inputs") or {}).items()
-    ]
+    inputs: Mapping[str, str] = environment.get("inputs") or {}
+    return [f"{Path(path).name}, sha256 {sha[:SHOWN_DIGITS]}…" for path, sha in inputs.items()]
 
 
 def _once(texts: Any) -> list[str]:
