@@ -16,6 +16,7 @@ import mcjax as package
 from mcjax.errors import VerificationError
 from mcjax.sched.base import PrefillChoice
 from mcjax.track import keys
+from mcjax.track.levels import LEVELS
 from mcjax.track.run import load
 from mcjax.track.runs import load_all
 from mcjax.track.state import state_of
@@ -125,13 +126,7 @@ def test_a_run_that_kept_less_does_not_do(kept: list[str], asked: list[str], eno
 
 
 def test_levels(place: Path) -> None:
-    from mcjax.app.reuse import _left_out
-    from mcjax.track.recorder import LEVELS
-
-    assert _left_out("full") == 0
-    assert sorted({_left_out(level) for level in LEVELS}) == list(range(len(LEVELS)))
-    assert _left_out("no level") >= len(LEVELS)
-    least = max(LEVELS, key=_left_out)
+    least = LEVELS[0]
     assert not play(f"track.level={least}").cached
     assert play(f"track.level={least}").cached
     assert not play().cached

@@ -6,6 +6,7 @@ prints goes to standard output and error as ever, and cannot get between the mes
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -83,6 +84,8 @@ class Worker:
             outcome = self._play(job)
             self._playing = False
             send(self._connection, outcome)
+            del outcome
+            gc.collect()  # a run's tens of megabytes lie in cycles until then
 
     def _play(self, job: Job) -> Outcome:
         """Ctrl-C, passed on by the parent, reaches the run and nothing else; one that came too early comes now."""
