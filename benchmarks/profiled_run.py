@@ -27,7 +27,7 @@ def main(target: str, overrides: list[str]) -> None:
 
     profile = cProfile.Profile(time.process_time, builtins=False)  # a builtin counts as part of its caller
     profile.enable()
-    mcjax.run(overrides, progress=False)
+    mcjax.run([*overrides, "rerun=true"], progress=False)
     profile.disable()
     own: dict[str, dict[str, float]] = {}
     statistics: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]

@@ -46,10 +46,10 @@ def simulate(folder: Path, name: str, overrides: Sequence[str], count_events: bo
     """
     place = folder / "runs" / name
     shutil.rmtree(place, ignore_errors=True)
-    told = [*overrides, f"track.sinks.0.directory=runs/{name}", "track.sinks.0.overview=false"]
+    told = [*overrides, "rerun=true", f"track.sinks.0.directory=runs/{name}", "track.sinks.0.overview=false"]
     arguments = [sys.executable, "-m", "mcjax.cli", *told]
     usage = measured(arguments, folder, folder / "logs" / f"{name}.log", shlex.join(["mcjax", *told]))
-    found = [path for path in place.iterdir() if path.is_dir()]
+    found = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
     if len(found) != 1 or not (found[0] / "DONE").exists():
         raise BenchmarkError(f"{usage.command}: left no finished run in runs/{name}")
     summary = json.loads((found[0] / "summary.json").read_text())

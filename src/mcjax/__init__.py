@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcjax.app.replay import replay as replay
+    from mcjax.app.rerun import rerun as rerun
     from mcjax.app.run import run as run
     from mcjax.app.sweep.api import sweep as sweep
     from mcjax.track.run import Run as Run
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
     from mcjax.track.runs import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Runs", "__version__", "load", "replay", "run", "sweep"]
+__all__ = ["Run", "Runs", "__version__", "load", "replay", "rerun", "run", "sweep"]
 
 _HOMES = {
     "run": "mcjax.app.run",
     "sweep": "mcjax.app.sweep.api",
     "replay": "mcjax.app.replay",
+    "rerun": "mcjax.app.rerun",
     "load": "mcjax.track.runs",
     "Run": "mcjax.track.run",
     "Runs": "mcjax.track.runs",

@@ -18,6 +18,10 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax diff RUN RUN                config, environment, first differing decision and token
   mcjax plot RUNS... kind=KIND      a figure for a paper, its numbers beside it; kinds: mcjax plot --help
   mcjax report SWEEP|RUNS...        one self-contained HTML page
+  mcjax trace RUN                   a run, or one request of it, as a trace for Perfetto
+  mcjax ls [FILTER...]              the runs there are, and what differs between them
+  mcjax rerun RUN                   repeat one exactly, and say whether it agrees
+  mcjax prune                       what may go, by state, age, number or size
   mcjax explain RUN REQUEST         one request's timeline, and what each of its decisions chose among
   mcjax replay RUN                  decide a run's decisions again from its own log
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
@@ -54,6 +58,10 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 COMMANDS = {
     "chat": "mcjax.app.chat",
     "replay": "mcjax.app.replay",
+    "ls": "mcjax.app.ls",
+    "rerun": "mcjax.app.rerun",
+    "prune": "mcjax.app.prune",
+    "trace": "mcjax.app.trace",
     "compare": "mcjax.app.compare",
     "diff": "mcjax.app.diff",
     "plot": "mcjax.app.plot",

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from conf_options import write_needed
 from conftest_app import POLICY, ROOT, Answer
+from figures_fixtures import small_sweep
 
 from mcjax.app import command
+from mcjax.track.sweep import Sweep
 
 
 @pytest.fixture
@@ -80,3 +82,9 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("needed")
     write_needed(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def drawn_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A small simulated sweep, made once for the tests of figures and reports."""
+    return small_sweep(tmp_path_factory.mktemp("figures"))

@@ -82,9 +82,3 @@ def test_interrupt_inside_a_running_loop(place: Path, own_handler: bool) -> None
         loop.close()
     assert (run.state, run.reason) == ("failed", "interrupted")
     assert package.load(runs(place)[0]).state == "failed"
-
-
-def test_interrupted_sweep_ends(fresh: Command, place: Path) -> None:
-    answer = fresh(*SMALL, *KILLS, f"sched.prefill.signal={int(signal.SIGINT)}", "-m", "seed=1,2,3")
-    assert answer.status == 130, answer.err
-    assert len(runs(place)) == 1

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from conftest_app import Answer
 
 Command = Callable[..., Answer]
 
-CODE = """
-import asyncio, mcjax
+HERE = str(Path(__file__).parent)
+CODE = f"""
+import asyncio, sys
+sys.path.insert(0, {HERE!r})
+import block_life, mcjax
 from mcjax.sched.base import PrefillChoice
 
 def pick(request, view, rng):
     return PrefillChoice(0)
+
+names = block_life.watch()
 
 async def main():
     return mcjax.run(["workload.sessions=2", "workload.rate_per_s=50", "track.sinks.0.overview=false"], prefill=pick)
@@ -29,6 +35,8 @@ assert run.summary["padding"]["prefill"]["widths"] == [256]
 assert 0 < run.summary["padding"]["prefill"]["actual"] < 1
 assert sorted(run.summary["device_memory"]) == ["d0", "p0"]
 assert mcjax.load(run.directory).summary == run.summary
+counts = block_life.follow(run, names)
+assert min(counts[kind] for kind in ("insert", "hit", "transfer", "release", "prefill_step")) > 5, counts
 print(run)
 """
 

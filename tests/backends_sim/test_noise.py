@@ -11,7 +11,7 @@ SMALL = ["backend=sim", "workload=synthetic", "workload.sessions=40", "workload.
 
 def test_noise_is_seeded_and_shows_as_estimate_error(tmp_path: Path) -> None:
     def summary(*overrides: str) -> dict:
-        overrides = (*SMALL, f"track.sinks.0.directory={tmp_path}", *overrides)
+        overrides = (*SMALL, f"track.sinks.0.directory={tmp_path}", "rerun=true", *overrides)
         return mcjax.run(overrides, progress=False).summary
 
     clean, noisy, again = summary(), summary("backend.noise=0.3"), summary("backend.noise=0.3")

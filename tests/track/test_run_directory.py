@@ -16,9 +16,10 @@ from mcjax.errors import ConfigError, RunError
 from mcjax.track import environment
 from mcjax.track.redaction import redact, secrets
 from mcjax.track.run import load
-from mcjax.track.run_directory import MARKERS, RunDirectory
+from mcjax.track.run_directory import RunDirectory
 from mcjax.track.sinks.base import RunInfo
 from mcjax.track.sinks.files import Files
+from mcjax.track.state import MARKERS
 from mcjax.track.summary import summarise
 from mcjax.track.tracker import Settings, Tracker
 
@@ -64,6 +65,9 @@ def test_a_killed_run_leaves_running_with_its_pid(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
+    with pytest.raises(RunError, match=rf"killed: unfinished, process {child.pid}, which ran it, was killed"):
+        load(tmp_path / "killed")
     child.wait()
     assert json.loads((tmp_path / "killed" / "RUNNING").read_text())["pid"] == child.pid
     assert (tmp_path / "killed" / "events.parquet.part").exists()

@@ -75,7 +75,10 @@ def test_slo_configs(name: str, expected: object) -> None:
     assert build(yaml.safe_load((CONF / "slo" / f"{name}.yaml").read_text())) == expected
 
 
-@pytest.mark.parametrize(("name", "sinks"), [("files", ["Files"]), ("wandb", ["Files", "Wandb"]), ("none", [])])
+@pytest.mark.parametrize(
+    ("name", "sinks"),
+    [("files", ["Files"]), ("wandb", ["Files", "Wandb"]), ("tensorboard", ["Files", "TensorBoard"]), ("none", [])],
+)
 def test_track_configs(name: str, sinks: list[str]) -> None:
     from mcjax.track.tracker import Settings
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
+from mcjax.app import reuse
 from mcjax.app.build import track_settings
 from mcjax.app.compose import made, plain_of
-from mcjax.app.provenance import Origin, record_of
+from mcjax.app.provenance import Origin, Provenance
 from mcjax.backends.check.faults import Faults
 from mcjax.backends.check.schedule import Outcome, Parts, run_schedule
 from mcjax.engine.cluster_spec import parse_cluster
@@ -71,7 +72,12 @@ def run_campaign(
 
 
 def execute(
-    config: DictConfig, strategies: Any, policies: Any, origin: Origin, open_progress: console.OpenProgress
+    config: DictConfig,
+    strategies: Any,
+    policies: Any,
+    known: Provenance,
+    origin: Origin,
+    open_progress: console.OpenProgress,
 ) -> Run:
     """The campaign of a config, kept in a run directory.
 
@@ -86,15 +92,16 @@ def execute(
     if options.shape is not None:
         parse_cluster(options.shape)
     track = track_settings(config)
-    plain = plain_of(config)
     info = RunInfo(
         backend="check",
         seed=config.seed,
-        config=plain,
-        environment=environment.describe(argv=list(origin.argv), seed=config.seed),
-        record=record_of(plain, origin, {}),
+        config=plain_of(config),
+        environment=environment.describe(argv=list(origin.argv), seed=config.seed, inputs=known.record.inputs),
+        record=known.record,
+        sources=known.sources,
     )
-    tracker = Tracker(list(track.sinks), info)
+    tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
+    reuse.note(known.record.run_key, track.sinks, tracker.directory)
     began_s = time.monotonic()
     progress = open_progress(console.Outlook(virtual=True, directory=tracker.directory))
     quiet = Parts(strategies, policies, lambda table: NullRecorder())

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from mcjax.app import reuse
 from mcjax.app.compose import choices_of
 from mcjax.app.mistakes import own_traceback
 from mcjax.app.options import suggest, told
@@ -84,6 +85,8 @@ def one_run(config: DictConfig, origin: Origin) -> int:
         else:
             print(f"mcjax: {explain(problem)}", file=sys.stderr)
         return MISTAKE if isinstance(problem, UserError | OmegaConfBaseException) else FAILED
+    if kept.cached:
+        reuse.tell(kept)
     console.print_summary(kept.summary, kept.directory)
     if kept.state != "done":
         print(f"mcjax: {kept.reason}; the tables hold what there was", file=sys.stderr)

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcjax.errors import ConfigError, McjaxError
+from mcjax.track.find import find_one
 from mcjax.track.run import load
 
 
 def command(arguments: Sequence[str]) -> int:
     """Exit status 0, or 2 for a run or a request that cannot be explained."""
     parser = argparse.ArgumentParser("mcjax explain", description=__doc__)
-    parser.add_argument("run", help="a run directory")
+    parser.add_argument("run", help="a run: its directory, its name below runs/, or the first digits of its key")
     parser.add_argument("request", type=int, help="a request_id of its requests.parquet")
     parser.add_argument("--plot", metavar="FILE", help="draw the timeline too, as .png, .svg or .pdf")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
     try:
-        story = load(options.run).request(options.request)
+        story = load(find_one(options.run)).request(options.request)
         if options.plot:
             _draw(story.plot(), options.plot)
     except McjaxError as problem:

@@ -45,10 +45,14 @@ def command(arguments: Sequence[str]) -> int:
         kinds = kinds_of(keys.pop("kind", ""))
         keys_of_kinds(keys, kinds)
         runs = runs_of(references)
+        told: set[str] = set()
         for kind, path in zip(kinds, paths_of(keys.pop("out", ""), kinds), strict=True):
             drawn = draw(runs, kind, **{key: value for key, value in keys.items() if key != "dpi"})
+            told.update(drawn.missing)
             for written in drawn.save(path, _dpi(keys.get("dpi", str(PRINT_DPI)))):
                 print(written)
+        for line in sorted(told):
+            print(f"mcjax: not drawn: {line}", file=sys.stderr)
     except McjaxError as problem:
         if options.debug:
             raise
@@ -95,13 +99,12 @@ def keys_of_kinds(keys: Mapping[str, str], kinds: Iterable[str]) -> None:
 
 
 def runs_of(references: Sequence[str]) -> Runs:
-    """The runs that are meant; those that cannot be read are told on stderr. Raises `RunError` if none is left."""
+    """The runs that are meant. Raises `RunError`, with the reasons, if none can be read."""
     found = find(references)
     runs = load_all(found.directories, found.sweeps[0] if len(found.sweeps) == 1 else None)
-    for _, reason in runs.refused:
-        print(f"mcjax: left out: {reason}", file=sys.stderr)
     if not len(runs):
-        raise RunError(f"{' '.join(references)}: no run that can be read")
+        reasons = "".join(f"\n  {reason}" for _, reason in runs.refused)
+        raise RunError(f"{' '.join(references)}: no run that can be read{reasons}")
     return runs
 
 

@@ -82,6 +82,7 @@ class Plugins:
 
     def __init__(self, given: Mapping[str, Any]):
         self._given: dict[str, Any] = {}
+        self._original = dict(given)
         for place, strategy in given.items():
             if place not in PLACES:
                 raise ConfigError(place, type(strategy).__name__, f"no such strategy{close_to(place, PLACES)}", PLACES)
@@ -89,6 +90,11 @@ class Plugins:
 
     def get(self, place: str) -> Any:
         return self._given.get(place)
+
+    def original(self, place: str) -> Any:
+        """What the caller gave: a function as it is, the object of a class."""
+        original = self._original.get(place)
+        return self._given[place] if isinstance(original, type) else original
 
     def names(self) -> dict[str, str]:
         """What was given, for the record: place and class."""

@@ -25,6 +25,7 @@ from mcjax.sched.journal import Journal
 from mcjax.sched.state import LinkEstimate
 from mcjax.track.arrow import Table
 from mcjax.track.console import NullProgress
+from mcjax.track.find import find_one
 from mcjax.track.levels import FULL
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run, load
@@ -167,11 +168,11 @@ def first_difference(name: str, logged: Table, replayed: Table) -> Difference | 
 def command(arguments: Sequence[str]) -> int:
     """`mcjax replay RUN`; exit status 0 only if everything agrees."""
     parser = argparse.ArgumentParser("mcjax replay", description=__doc__)
-    parser.add_argument("run", help="a run directory")
+    parser.add_argument("run", help="a run: its directory, its name below runs/, or the first digits of its key")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
     try:
-        result = replay(load(options.run))
+        result = replay(load(find_one(options.run)))
     except McjaxError as problem:
         if options.debug:
             raise

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mcjax.app.plot import kinds_of
+from mcjax.app.plot import kinds_of, runs_of
 from mcjax.errors import McjaxError
-from mcjax.track.find import find
 from mcjax.track.plots.kinds import KINDS
 from mcjax.track.report.page import report
-from mcjax.track.runs import load_all
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -25,10 +23,8 @@ def command(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         kinds = kinds_of(options.kinds) if options.kinds else list(KINDS)
-        found = find(options.runs)
-        one = found.sweeps[0] if len(found.sweeps) == 1 else None
-        runs = load_all(found.directories, one)
-        path = Path(options.out) if options.out else (one.directory if one else Path()) / "report.html"
+        runs = runs_of(options.runs)
+        path = Path(options.out) if options.out else (runs.sweep.directory if runs.sweep else Path()) / "report.html"
         print(report(runs, path, kinds))
     except McjaxError as problem:
         if options.debug:

@@ -16,11 +16,12 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
+from mcjax.app import reuse
 from mcjax.app.build import build, policies_of, sliced, strategies_of, track_settings, workload_of
 from mcjax.app.compose import compose_with_choices, plain_of, plain_value
 from mcjax.app.on_thread import on_thread
 from mcjax.app.plugins import Plugins
-from mcjax.app.provenance import Origin, record_of
+from mcjax.app.provenance import Origin, provenance
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
 from mcjax.app.schema.check import check
 from mcjax.app.verify import SamePrompts, prove, within_margin
@@ -50,7 +51,9 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
             `workload`, `cost`, `slo`. Of `tenancy`, `batching`, `eviction` and `watermark` every instance or node gets
             a copy of its own.
 
-    Returns the run; after an interrupt, with what there was so far. Works inside a running event loop too.
+    Returns the run; after an interrupt, with what there was so far. A virtual run that has finished before, with the
+    same config, code and inputs, is not repeated (`run.cached`), unless `rerun=true` says so. Works inside a running
+    event loop too.
 
     Raises:
         UserError: something to mend in the config, its files or the strategies; names it.
@@ -61,32 +64,43 @@ def run(overrides: Sequence[str] = (), *, progress: bool | None = None, **strate
     origin = Origin(["mcjax", *overrides], choices)
     show = sys.stdout.isatty() if progress is None else progress
     try:
-        return _outside_loops(lambda: execute(config, plugins, origin, console.shown if show else console.hidden))
+        found = outside_loops(lambda: execute(config, plugins, origin, console.shown if show else console.hidden))
     except UserError as problem:
         if config.debug:
             raise
         raise problem.with_traceback(None) from None  # what to mend is in the message, not in our internals
+    if found.cached and show:
+        reuse.tell(found)
+    return found
 
 
 def execute(
     config: DictConfig, plugins: Plugins, origin: Origin, open_progress: console.OpenProgress = console.shown
 ) -> Run:
-    """Run a composed config to its end, and keep it. Raises what ended the run, after the directory says so."""
+    """Run a composed config to its end, and keep it; or take the run that has finished with the same key.
+
+    Raises what ended the run, after the directory says so.
+    """
     plain = plain_of(config)
     plain["plugins"] = plugins.names()
     check(plain)
+    track = track_settings(config)
+    known = provenance(plain, plugins, origin)
+    finished = reuse.finished(plain, known.record.run_key, track.sinks)
+    if finished is not None:
+        return finished
     if config.backend.name == "check":
         from mcjax.app import campaign  # which needs what is above
 
         return campaign.execute(
-            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), origin, open_progress
+            config, lambda: strategies_of(config, plugins), policies_of(config, plugins), known, origin, open_progress
         )
-    track = track_settings(config)
     given = plugins.get("workload")
     workload = cast("Workload", workload_of(config) if given is None else sliced(given, config))
     table = KeyTable()
     recorder = TableRecorder(table.key, track.level)
     rehearsal = build(config, plugins, workload, table, recorder, track)
+    known = known.with_inputs(workload.inputs())
     info = RunInfo(
         backend=config.backend.name,
         seed=config.seed,
@@ -95,15 +109,18 @@ def execute(
             argv=list(origin.argv),
             seed=config.seed,
             devices=rehearsal.world.devices(),
-            inputs=workload.inputs(),
+            inputs=known.record.inputs,
         ),
-        record=record_of(plain, origin, workload.inputs()),
+        record=known.record,
+        sources=known.sources,
     )
     total = int(getattr(workload, "total_requests", None) or 0)
     try:
-        tracker = Tracker(list(track.sinks), info)
+        tracker = Tracker(list(track.sinks), info, track.finish_timeout_s)
     except OSError as problem:
         raise RunError(f"the run directory cannot be made: {problem}") from problem
+    if rehearsal.world.virtual:
+        reuse.note(known.record.run_key, track.sinks, tracker.directory)
     if tracker.directory is not None:
         recorder.write_to(tracker.directory, track.budget_bytes)
     progress = open_progress(console.Outlook(rehearsal.world.virtual, total, tracker.directory))
@@ -205,6 +222,6 @@ def _keep(
         raise
 
 
-def _outside_loops(work: Callable[[], Run]) -> Run:
+def outside_loops(work: Callable[[], Run]) -> Run:
     """Run `work` where no event loop is running: here, or (inside Jupyter's) on a thread of its own."""
     return work() if asyncio._get_running_loop() is None else on_thread(work)

@@ -125,6 +125,26 @@ class Result:
     """What the world says of itself, for the summary."""
 
 
+def live_figures(figures: Figures, before: tuple[int, int]) -> dict[str, float]:
+    """What trackers draw while a run goes on. `before`: run time and output tokens at the last tick.
+
+    Tokens count when their request ends. A share or rate that cannot be told yet is left out.
+    """
+    live: dict[str, float] = {
+        "submitted": figures.submitted,
+        "completed": figures.completed,
+        "running": figures.running,
+        "not_served": figures.not_served,
+        "output_tokens": figures.output_tokens,
+    }
+    passed_ns, tokens = figures.now_ns - before[0], figures.output_tokens - before[1]
+    if passed_ns > 0:
+        live["output_tokens_per_s"] = tokens * NS_PER_S / passed_ns
+    if figures.prompt_tokens:
+        live["prefix_hit_rate"] = figures.hit_tokens / figures.prompt_tokens
+    return live
+
+
 def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
     """The service of a rehearsed run, whose world is prepared. It lives as long as `scope`."""
     cost = r.world.cost()
@@ -162,6 +182,7 @@ class Performance:
         self._progress = progress
         self._on_figures = on_figures
         self._figures = Figures()
+        self._last_tick = (0, 0)
         self.result = Result()
 
     def run(self) -> Result:
@@ -226,7 +247,8 @@ class Performance:
         figures.now_ns = now_ns
         figures.running = figures.submitted - figures.completed - figures.not_served
         self._progress.update(figures)
-        live = {"completed": figures.completed, "running": figures.running, "output_tokens": figures.output_tokens}
+        live = live_figures(figures, self._last_tick)
+        self._last_tick = (now_ns, figures.output_tokens)
         self._on_figures(now_ns, live)
 
     async def _change(self, service: Service) -> None:

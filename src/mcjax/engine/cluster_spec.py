@@ -23,7 +23,12 @@ class InstanceSpec:
 
     @property
     def node(self) -> str:
-        return f"node-{self.name}"
+        return node_of(self.name)
+
+
+def node_of(instance: str) -> str:
+    """The node that an instance has to itself."""
+    return f"node-{instance}"
 
 
 def parse_cluster(value: object, key: str = "cluster") -> list[InstanceSpec]:

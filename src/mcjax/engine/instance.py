@@ -155,7 +155,7 @@ class Instance:
         item = StepItem(request.request_id, Kind.PREFILL, start, 0, pages, request.sampling)
         item.prompt = request.tokens if request.sampling.penalises else None
         done: asyncio.Future[End] = aio.new_future()
-        sequence = Sequence(request, item, done, end=request.prompt_tokens, order=placement.order)
+        sequence = Sequence(request, item, done, end=request.prompt_tokens, blocks=job.blocks, order=placement.order)
         left_ns, tokens_left = placement.prefill_estimate_ns, request.prompt_tokens - start
 
         def on_chunk(begin: int, end: int, start_ns: int) -> None:

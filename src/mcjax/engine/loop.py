@@ -19,7 +19,7 @@ from mcjax.errors import BrokenOutput, ExecutorFailed, McjaxError
 from mcjax.sched.base import Batching, Tenancy
 from mcjax.sched.output import LENGTH, STOP
 from mcjax.sched.reports import Growth
-from mcjax.types import Recorder
+from mcjax.types import Recorder, Tier
 
 NO_STEPS: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -333,12 +333,16 @@ class StepLoop:
         item, end_ns = sequence.item, int(progress.ends_ns[-1])
         start, item.start = item.start, item.start + item.q_len
         self._tenancy.charge(sequence.request, item.q_len)
+        page_tokens = self._capacity.page_tokens
+        filled = sequence.blocks[start // page_tokens : item.start // page_tokens]
         self._recorder.event(
             end_ns,
             "prefill_step",
             item.request_id,
             self.name,
-            blocks=1,
+            tier=Tier.HBM,
+            first_block=filled[0] if filled else -1,
+            blocks=len(filled),
             tokens=item.q_len,
             start_ns=progress.start_ns,
         )

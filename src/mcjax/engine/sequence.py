@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.engine.base import OnStep, Progress, StepItem
-from mcjax.types import Logprobs, Request, Tokens
+from mcjax.types import BlockId, Logprobs, Request, Tokens
 
 STOP_STRING_STEPS = 8
 """Most steps at once of a sequence that a stop string may end: the text is looked at in between."""
@@ -58,6 +58,8 @@ class Sequence:
     done: asyncio.Future[End]
     end: int = 0
     limit: int = 0
+    blocks: tuple[BlockId, ...] = ()
+    """A prompt's full blocks, for the log."""
     order: int = 0
     """Grows with the time at which a prompt's job came to the instance: prompts wait in this order."""
     since: tuple[int, int, int] = (0, 0, 0)

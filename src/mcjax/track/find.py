@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mcjax.errors import RunError
-from mcjax.track import record, sweep
-from mcjax.track.run_directory import MARKERS
+from mcjax.track import keys, record, sweep
+from mcjax.track.state import DONE, state_of
 
 BASE = Path("runs")
 LEAST_DIGITS = 4
@@ -55,16 +55,10 @@ def directories(base: Path = BASE) -> list[Path]:
     return [base / name for name in sorted(entries) if name not in (sweep.FOLDER, "wandb") and not name.startswith(".")]
 
 
-def state_of(directory: Path) -> str:
-    """`RUNNING`, `DONE` or `FAILED`, or "" for what is no run directory."""
-    there = [marker for marker in MARKERS if (directory / marker).exists()]
-    return there[0] if len(there) == 1 else ""
-
-
 def _paths(reference: str, base: Path) -> list[Path]:
     if glob.has_magic(reference):
         matches = sorted(Path(match) for match in glob.glob(reference)) or sorted(base.glob(reference))
-        found = [path for path in matches if path.is_dir() and (state_of(path) or (path / sweep.FILE).exists())]
+        found = [path for path in matches if path.is_dir() and (state_of(path)[0] or (path / sweep.FILE).exists())]
         if not found:
             raise RunError(f"{reference}: no run matches")
         return found
@@ -79,12 +73,15 @@ def _paths(reference: str, base: Path) -> list[Path]:
 def _by_key(start: str, base: Path) -> Path:
     """The newest run that is done of those whose key begins so; they are equal. Raises `RunError` for several keys."""
     found: dict[str, Path] = {}
-    for directory in directories(base):
-        if state_of(directory) == "DONE":
-            key = record.read(directory).run_key
-            if key.startswith(start):
+    for key in keys.starting(base, start):
+        for directory in keys.directories(base, key):
+            if key not in found and (directory / DONE).exists() and record.read(directory).run_key == key:
+                found[key] = directory
+    if not found:  # runs that were brought here from elsewhere
+        for directory in directories(base):
+            if (directory / DONE).exists() and (key := record.read(directory).run_key).startswith(start):
                 found[key] = directory
     if len(found) != 1:
-        many = ", ".join(key[:12] for key in found) or "none"
+        many = ", ".join(sorted(key[:12] for key in found)) or "none"
         raise RunError(f"{start}: {len(found)} runs with keys that begin so ({many}) are done in {base}")
     return next(iter(found.values()))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcjax.track.flat import text_of
 from mcjax.track.record import RunRecord
-from mcjax.track.run import Run
+
+if TYPE_CHECKING:  # a list of runs reads no tables
+    from mcjax.track.run import Run
 
 PAIRED = ("seed", "slice")
 """Keys whose values make repetitions of one thing: with equal values two groups met the same traffic."""

@@ -27,7 +27,9 @@ class Metric:
         value: Any = summary
         for part in self.name.split("."):
             value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
-        return float(value) if _is_number(value) else None
+        if _is_number(value):
+            return float(value)
+        return figures(summary).get(self.name) if value is None else None  # a transport's name may have a dot in it
 
 
 def _spread(name: str, label: str) -> list[Metric]:

@@ -34,6 +34,8 @@ class RunRecord:
 
     run_key: str = ""
     """Equal keys, equal rows (of virtual runs): sha256 over config, code, strategies and inputs; "" if it has none."""
+    unkeyed: str = ""
+    """Why it has none: what could not be told of the user's own code."""
     started: str = ""
     backend: str = ""
     argv: tuple[str, ...] = ()
@@ -67,7 +69,8 @@ def read(directory: Path) -> RunRecord:
     Raises `RunError` if it is damaged.
     """
     try:
-        values = json.loads((directory / FILE).read_bytes())
+        with open(f"{directory}/{FILE}", "rb") as file:
+            values = json.loads(file.read())
     except FileNotFoundError:
         return _from_other_files(directory)
     except (OSError, ValueError) as problem:

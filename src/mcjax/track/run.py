@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,8 +15,8 @@ from mcjax.track.arrow import Table
 from mcjax.track.levels import FULL, REQUESTS, SUMMARY, as_named_now, holds
 from mcjax.track.migrations import migrated_summary
 from mcjax.track.record import RunRecord
-from mcjax.track.run_directory import DONE, FAILED, MARKERS, RUNNING
 from mcjax.track.schemas import DIGESTED, SCHEMAS
+from mcjax.track.state import DONE, FAILED, RUNNING, marker_of, who
 
 if TYPE_CHECKING:
     from mcjax.track.compare.diff import Difference
@@ -48,6 +46,8 @@ class Run:
         self.config = dict(config)
         self.state = state
         self.reason = reason
+        self.cached = False
+        """Whether it was finished before it was asked for, and not repeated."""
         self._kept = tables
         self._read: dict[str, Table] = {}
         self._record = record
@@ -147,6 +147,15 @@ class Run:
 
         return diff(self, other)
 
+    def trace(self, path: str | Path = "trace.pftrace.gz", *, requests: Sequence[int] = ()) -> Path:
+        """Write a trace for Perfetto: all of the run, or of some requests. Returns where it lies.
+
+        Raises `RunError` for a run that did not keep its events, `ConfigError` for a file that cannot be written.
+        """
+        from mcjax.track.perfetto.write import write_trace
+
+        return write_trace(self, path, requests)
+
     @property
     def tables(self) -> dict[str, Table]:
         """Every table, by name."""
@@ -159,7 +168,8 @@ class Run:
         counts = self.summary.get("requests", {})
         place = self.directory or "in memory"
         share = f"{counts.get('completed')} of {counts.get('submitted')} requests completed"
-        return f"Run({place}, {self.state}, backend={self.summary.get('backend')}, {share})"
+        state = f"{self.state}, cached" if self.cached else self.state
+        return f"Run({place}, {state}, backend={self.summary.get('backend')}, {share})"
 
     def __rich__(self) -> Any:
         from mcjax.track.console import summary_table
@@ -182,10 +192,10 @@ def load(path: str | Path) -> Run:
     Raises `RunError`, naming the directory, if it is no run, still RUNNING (or killed), damaged, or of a later version.
     """
     directory = Path(path)
-    marker = _marker(directory)
+    marker = marker_of(directory)
     note = _text(directory / marker).strip()
     if marker == RUNNING:
-        raise RunError(f"{directory}: unfinished, {_who(note)}")
+        raise RunError(f"{directory}: unfinished, {who(note)[1]}")
     if marker == FAILED and not (directory / "summary.json").exists():
         raise RunError(f"{directory}: the run failed before it had tables: {note}")
     try:
@@ -198,15 +208,6 @@ def load(path: str | Path) -> Run:
         for name in DIGESTED:
             table_files.check(name, directory)
     return run
-
-
-def _marker(directory: Path) -> str:
-    if not directory.is_dir():
-        raise RunError(f"{directory}: no such directory")
-    found = [marker for marker in MARKERS if (directory / marker).exists()]
-    if len(found) != 1:
-        raise RunError(f"{directory}: no run directory (it needs exactly one of {', '.join(MARKERS)}, found {found})")
-    return found[0]
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -226,25 +227,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path.parent}: {path.name} is missing or damaged ({error})") from error
-
-
-def _who(note: str) -> str:
-    """Who is (or was) running it, from what RUNNING says."""
-    try:
-        owner = json.loads(note)
-        host, pid = str(owner["host"]), int(owner["pid"])
-    except (ValueError, KeyError, TypeError):
-        return "its marker RUNNING is damaged"
-    if host != socket.gethostname():
-        return f"running or killed: process {pid} on {host}"
-    return f"process {pid} is running it" if _alive(pid) else f"process {pid}, which ran it, was killed"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

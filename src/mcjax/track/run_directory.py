@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import socket
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -16,10 +19,8 @@ from mcjax.track.arrow import Table
 from mcjax.track.record import FILE, RunRecord
 from mcjax.track.redaction import redact
 from mcjax.track.schemas import SCHEMAS
+from mcjax.track.state import DONE, FAILED, RUNNING
 from mcjax.track.summary import finite
-
-RUNNING, DONE, FAILED = "RUNNING", "DONE", "FAILED"
-MARKERS = (RUNNING, DONE, FAILED)
 
 
 class RunDirectory:
@@ -40,18 +41,22 @@ class RunDirectory:
         started = datetime.now().astimezone()
         stem = name or started.strftime("%Y-%m-%d_%H-%M-%S")
         base.mkdir(parents=True, exist_ok=True)
-        count = 1
-        while True:
-            path = base / (stem if count == 1 else f"{stem}-{count}")
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                count += 1
-        directory = cls(path)
         marker = {"pid": os.getpid(), "host": socket.gethostname(), "started": started.isoformat(timespec="seconds")}
-        directory._replace(RUNNING, json.dumps(marker) + "\n")
-        return directory
+        hidden = base / f".{uuid.uuid4().hex}.new"
+        hidden.mkdir()
+        (hidden / RUNNING).write_text(json.dumps(marker) + "\n", encoding="utf-8")
+        for count in itertools.count(1):
+            path = base / (stem if count == 1 else f"{stem}-{count}")
+            if path.exists():
+                continue
+            try:
+                os.rename(hidden, path)  # so that there never is a run directory without a marker
+            except OSError as problem:
+                if problem.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                continue  # somebody was quicker
+            return cls(path)
+        raise AssertionError("there is always a next number")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """`config.yaml`; `config` is resolved and plain (mappings, lists, scalars)."""

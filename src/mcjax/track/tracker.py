@@ -28,6 +28,7 @@ class Settings:
     level: str = FULL
     budget_bytes: float | None = None
     sample_period_s: float | None = None
+    finish_timeout_s: float = FINISH_TIMEOUT_S
     sinks: Sequence[Sink] = ()
 
     def __post_init__(self) -> None:
@@ -38,6 +39,8 @@ class Settings:
             raise ConfigError("track.budget_bytes", self.budget_bytes, "must be more than 0 bytes, or null")
         if self.sample_period_s is not None and not 0 < self.sample_period_s < float("inf"):
             raise ConfigError("track.sample_period_s", self.sample_period_s, "must be more than 0 seconds")
+        if not 0 < self.finish_timeout_s < float("inf"):
+            raise ConfigError("track.finish_timeout_s", self.finish_timeout_s, "must be more than 0 seconds")
 
     def period_s(self, backend: str) -> float:
         """Seconds between samples: as set, else what suits runs of seconds (`jax`) or of hours."""

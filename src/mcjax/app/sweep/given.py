@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import linecache
+import marshal
 import os
 import pickle
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, cast
 
 from mcjax.app.plugins import Plugins
@@ -92,12 +95,29 @@ def _cells() -> dict[str, list[str]]:
 
 
 def _pickled(words: tuple[str, ...], parcel: _Parcel) -> bytes:
-    cloudpickle = importlib.import_module("cloudpickle")  # classes of a notebook, and functions within functions
     try:
-        return cloudpickle.dumps(parcel)
+        return _dumped(parcel)
     except Exception as problem:
         place, _, name = words[0].partition("=")
         what = f"cannot be sent to another process, as a sweep does: {type(problem).__name__}: {problem}"
         raise ConfigError(
             place if len(words) == 1 else "strategies", name if len(words) == 1 else words, what
         ) from None
+
+
+def _dumped(value: Any) -> bytes:
+    """Pickled, with classes of a notebook, and functions within functions."""
+    plain: Any = importlib.import_module("cloudpickle").Pickler
+
+    class Pickler(plain):
+        """Leaves code as it is: newer versions of cloudpickle forget which file it comes from, and with it its source.
+        Whoever reads this is of the same Python."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, CodeType):
+                return marshal.loads, (marshal.dumps(obj),)
+            return plain.reducer_override(self, obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()

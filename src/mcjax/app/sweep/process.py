@@ -29,7 +29,7 @@ class WorkerProcess:
         with _interrupts_held_back():
             self._process = subprocess.Popen(
                 # -u: what is printed is seen at once; -P: the working directory is no better than any other path.
-                [sys.executable, "-u", "-P", "-m", "mcjax.app.sweep.worker", str(descriptor)],
+                [sys.executable, "-u", "-P", "-m", "mcjax.app.sweep.worker", str(descriptor), str(os.getpid())],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from mcjax.track.runs import Runs
 from mcjax.track.sweep import FAILED, INTERRUPTED, STATES, Point
 
 TABLES = {"table.md": "md", "table.csv": "csv"}
-PICTURE = "{kind}.pdf"
+WIDTH = 100
+"""Columns of the table where no terminal says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,10 @@ def results_of(runs: Runs) -> Results:
     directory = runs.sweep.directory if runs.sweep else None
     table, files = "", list[Path]()
     try:
-        comparison = importlib.import_module("mcjax.track.compare.comparison").compare(runs)
-        table = str(comparison.render("table"))
+        from mcjax.track.compare.comparison import compare
+
+        comparison = compare(runs)
+        table = comparison.render("table", shutil.get_terminal_size((WIDTH, 24)).columns)
         if directory is not None:
             for name, form in TABLES.items():
                 (directory / name).write_text(comparison.render(form), encoding="utf-8")
@@ -46,9 +49,10 @@ def results_of(runs: Runs) -> Results:
         logging.getLogger("mcjax").warning("the runs of the sweep could not be compared: %r", problem)
     try:
         if directory is not None:
+            from mcjax.track.plots.kinds import draw
+
             kind = kind_of(runs)
-            drawn = importlib.import_module("mcjax.track.plots.kinds").draw(runs, kind)
-            files += drawn.save(directory / PICTURE.format(kind=kind))
+            files += draw(runs, kind).save(directory / f"{kind}.pdf")
     except Exception as problem:
         logging.getLogger("mcjax").warning("the sweep's picture could not be drawn: %r", problem)
     return Results(table, files)
@@ -99,7 +103,7 @@ def show_missing(study: Study) -> None:
     if study.interrupted:
         left = study.counts[INTERRUPTED]
         again = "" if study.base is None else "; the same command goes on with what is missing"
-        print(f"mcjax: interrupted, {left} of the sweep's {total} points are missing{again}", file=sys.stderr)
+        print(f"mcjax: interrupted; of the sweep's {total} points are missing: {left}{again}", file=sys.stderr)
 
 
 def _told(label: str, point: Point, base: Path | None) -> list[str]:

@@ -153,12 +153,12 @@ class Study:
         self._sweep = Sweep(directory, tuple(self.argv), str(config.question or ""), started=now())
 
     def _add(self, points: Sequence[tuple[str, ...]]) -> None:
-        shared = set(points[0]).intersection(*points) if len(points) > 1 else set[str]()
         several = len(self.strategies) > 1
+        shared = set(points[0]).intersection(*points) if several or len(points) > 1 else set[str]()
         new: list[_Played] = []
         for words in points:
             for given in self.strategies:
-                own = [word for word in words if word not in shared]
+                own = [word.lstrip("+") for word in words if word not in shared]
                 label = " ".join([*own, *(given.words if several else ())])
                 new.append(_Played(label, words, given.pickled, Point((*words, *given.words))))
         self._points += new

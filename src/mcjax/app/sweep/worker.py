@@ -1,7 +1,7 @@
 """One process of a sweep: plays one point after the other, tells of its way, and does not outlive its parent.
 
-Started as `python -m mcjax.app.sweep.worker DESCRIPTOR`, where DESCRIPTOR is its end of a socket. What user code prints
-goes to standard output and error as ever, and cannot get between the messages.
+Started as `python -m mcjax.app.sweep.worker DESCRIPTOR PARENT`: its end of a socket, and a process. What user code
+prints goes to standard output and error as ever, and cannot get between the messages.
 """
 
 from __future__ import annotations
@@ -70,13 +70,14 @@ class Teller:
 class Worker:
     """Reads jobs on a thread, so that a parent's end is seen in the middle of a point too."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, parent: int):
         self._connection = connection
+        self._parent = parent
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._playing = False
 
     def serve(self) -> None:
-        threading.Thread(target=self._listen, args=(os.getppid(),), name="mcjax.sweep.parent", daemon=True).start()
+        threading.Thread(target=self._listen, name="mcjax.sweep.parent", daemon=True).start()
         while (job := self._jobs.get()) is not None:
             self._playing = True
             outcome = self._play(job)
@@ -103,10 +104,10 @@ class Worker:
             text = "".join(traceback.format_exception(problem)) if debug else explain(problem)
             return Outcome(FAILED, text.strip())
 
-    def _listen(self, parent: int) -> None:
+    def _listen(self) -> None:
         """Put jobs into the queue. With the parent gone, so is the point: its directory keeps the marker RUNNING."""
         try:
-            while os.getppid() == parent:
+            while os.getppid() == self._parent:
                 if self._connection.poll(LOOK_PERIOD_S):
                     self._jobs.put(receive(self._connection))
         except (EOFError, OSError):
@@ -130,13 +131,13 @@ def _heed_interrupts(heeded: bool) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK if heeded else signal.SIG_BLOCK, [signal.SIGINT])
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     _heed_interrupts(False)  # as the parent has arranged already
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored where the sweep was started
     os.set_inheritable(descriptor, False)
     sys.argv = ["mcjax"]
-    Worker(Connection(descriptor)).serve()
+    Worker(Connection(descriptor), parent).serve()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

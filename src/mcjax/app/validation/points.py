@@ -20,7 +20,7 @@ from mcjax.errors import ConfigError, RunError
 from mcjax.kvpool.keys import KeyTable
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.run import Run, load
-from mcjax.track.run_directory import DONE
+from mcjax.track.state import DONE
 from mcjax.track.tracker import Settings as TrackSettings
 
 SATURATED = "saturated"
@@ -99,7 +99,7 @@ def play(overrides: Sequence[str], folder: Path, anew: bool = False) -> Run:
             continue
         if _comparable(kept.config) == wanted:
             return kept
-    done = run(overrides, progress=False)
+    done = run([*overrides, "rerun=true"], progress=False)
     counts = done.summary["requests"]
     if done.state != "done":
         raise KeyboardInterrupt
@@ -109,7 +109,7 @@ def play(overrides: Sequence[str], folder: Path, anew: bool = False) -> Run:
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("track", "plugins")}
+    return {key: value for key, value in config.items() if key not in ("track", "plugins", "rerun")}
 
 
 def measure(overrides: Sequence[str], effort: Effort, report: Callable[[str, float], None]) -> tuple[Found, Sizes]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mcjax.errors import RunError
 from mcjax.track.arrow import Table, compute
 from mcjax.track.run import Run
 from mcjax.track.tables import integers
@@ -68,7 +69,10 @@ def blocks_of(runs: Sequence[Run]) -> Blocks | str:
     starts = [warmup_ns(run) for run in runs]
     start_ns, end_ns, life_ns = min(starts), 0, 0
     for run, first_ns in zip(runs, starts, strict=True):
-        table = in_window(run.columns("requests", "arrival_ns", "finish_ns"), first_ns)
+        kept = requests_of(run, "arrival_ns", "finish_ns")
+        if kept is None:
+            return "their requests were not kept"
+        table = in_window(kept, first_ns)
         if table.num_rows < LEAST_REQUESTS:
             return f"{table.num_rows} requests are too few to resample ({LEAST_REQUESTS} are needed)"
         arrivals_ns = integers(table, "arrival_ns")
@@ -92,6 +96,16 @@ def warmup_ns(run: Run) -> int:
     return round(float(run.record.config.get("track.warmup_s") or 0) * NS_PER_S)
 
 
+def requests_of(run: Run, *columns: str) -> Table | None:
+    """Columns of its requests, or None if it did not keep them."""
+    try:
+        table = run.columns("requests", *columns)
+    except (KeyError, RunError):
+        return None
+    counts = run.summary.get("requests", {})
+    return table if table.num_rows or not counts.get("submitted") else None
+
+
 def in_window(table: Table, start_ns: int) -> Table:
     return table.filter(compute().greater_equal(table.column("arrival_ns"), start_ns))
 
@@ -99,12 +113,14 @@ def in_window(table: Table, start_ns: int) -> Table:
 def same_traffic(first: Run, second: Run) -> bool:
     """Whether the sessions of two runs begin at the same times with prompts of the same lengths.
 
-    Later turns are left out: when they come depends on the answers.
+    Later turns are left out: when they come depends on the answers. Runs that kept no requests cannot say so.
     """
     begun: list[NDArray[np.int64]] = []
     for run in (first, second):
-        table = run.columns("requests", "arrival_ns", "turn", "prompt_tokens")
-        table = table.filter(compute().equal(table.column("turn"), 0))
+        kept = requests_of(run, "arrival_ns", "turn", "prompt_tokens")
+        if kept is None:
+            return False
+        table = kept.filter(compute().equal(kept.column("turn"), 0))
         columns = np.stack([integers(table, "arrival_ns"), integers(table, "prompt_tokens")])
         begun.append(columns[:, np.lexsort(columns[::-1])])
     return bool(np.array_equal(begun[0], begun[1]))

@@ -40,12 +40,15 @@ class Interval:
         return Interval(min(self.low, other.low), max(self.high, other.high))
 
 
+UNBOUNDED = Interval(-math.inf, math.inf)
+
+
 def paired(differences: Floats, error: float, chosen: Counts) -> Interval:
     """Of the mean of paired differences, `[n]`; `chosen`, `[R, n]`, are the indices of the resamples."""
     estimate, count = float(differences.mean()), len(differences)
     own_error = float(differences.std(ddof=1)) / math.sqrt(count)
     if own_error == 0:
-        return Interval(estimate, estimate)
+        return _constant(estimate, count >= pairs_needed(error))
     drawn = differences[chosen]
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
     return _studentised(estimate, own_error, drawn.mean(axis=1), errors, error)
@@ -57,11 +60,16 @@ def unpaired(first: Floats, second: Floats, error: float, chosen: tuple[Counts, 
     estimate = float(second.mean() - first.mean())
     own_error = math.sqrt(sum(sample.var(ddof=1) / len(sample) for sample in samples))
     if own_error == 0:
-        return Interval(estimate, estimate)
+        return _constant(estimate, enough_unpaired(len(first), len(second), error))
     drawn = [sample[index] for sample, index in zip(samples, chosen, strict=True)]
     variances = [values.var(axis=1, ddof=1) / values.shape[1] for values in drawn]
     means = drawn[1].mean(axis=1) - drawn[0].mean(axis=1)
     return _studentised(estimate, own_error, means, np.sqrt(variances[0] + variances[1]), error)
+
+
+def _constant(estimate: float, enough: bool) -> Interval:
+    """Of values that are all the same: a few may be so by chance."""
+    return Interval(estimate, estimate) if enough or estimate == 0 else UNBOUNDED
 
 
 def _studentised(estimate: float, own_error: float, means: Floats, errors: Floats, error: float) -> Interval:
@@ -78,7 +86,7 @@ def percentiles(draws: Floats, error: float, sample: int) -> Interval:
     """Of a statistic of `sample` blocks, from its value in each resample, `[R]`; those that have none are NaN."""
     known = draws[~np.isnan(draws)]
     if len(known) == 0:
-        return Interval(-math.inf, math.inf)
+        return UNBOUNDED
     widened = math.sqrt(sample / (sample - 1)) * t_quantile(1 - error / 2, sample - 1)
     return Interval(*_ends(known, NormalDist().cdf(-widened)))
 

@@ -21,6 +21,7 @@ from mcjax.track.groups import Group, groups_of
 from mcjax.track.metrics import BESIDE_GOODPUT, CATALOGUE, HEADLINE, Metric, figures
 from mcjax.track.run import Run
 from mcjax.track.runs import Runs
+from mcjax.track.schemas import SCHEMAS
 from mcjax.track.sweep import Sweep
 
 
@@ -225,8 +226,6 @@ def _parts(runs: Sequence[Run], by: str | None) -> list[str]:
     """The values of the column `by`. Raises `ConfigError` for a column that is no text."""
     if not by:
         return [""]
-    from mcjax.track.tables import SCHEMAS
-
     texts = [name for name, kind in SCHEMAS["requests"] if kind == "text"]
     if by not in texts:
         raise ConfigError("by", by, "no column of requests.parquet that holds words", texts)

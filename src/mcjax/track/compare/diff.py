@@ -15,6 +15,7 @@ import numpy as np
 from mcjax.errors import RunError
 from mcjax.track.arrow import Table
 from mcjax.track.compare.first import RowDifference, first_row, one_row
+from mcjax.track.compare.pairing import OF_THE_MACHINE
 from mcjax.track.flat import flat, text_of
 from mcjax.track.metrics import CATALOGUE, figures
 from mcjax.track.record import StrategySource
@@ -63,7 +64,7 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `diff` found. `rows` has every table: None where all rows are equal. `tokens` may be a word on why not."""
+    """What `diff` found. `rows` has every table: None where all rows are equal. A text says why there is no answer."""
 
     names: tuple[str, str]
     equal: bool
@@ -75,7 +76,7 @@ class Difference:
     """By place: the unified diff of the user's own code."""
     decision: DecisionDifference | None = None
     tokens: TokenDifference | str | None = None
-    rows: Mapping[str, RowDifference | None] = field(default_factory=dict[str, "RowDifference | None"])
+    rows: Mapping[str, RowDifference | str | None] = field(default_factory=dict[str, "RowDifference | str | None"])
     figures: Sequence[Change] = ()
 
     def __str__(self) -> str:
@@ -100,12 +101,12 @@ class Difference:
 def diff(first: Run, second: Run) -> Difference:
     """Compare two runs. Tables are read a piece at a time, as far as they are equal; none if the digests are.
 
-    Raises `RunError` for a damaged file.
+    Raises `RunError` for a damaged `environment.json`.
     """
     records = first.record, second.record
     digests = [str(run.summary.get("digest") or "") for run in (first, second)]
     equal = digests[0] == digests[1] != ""
-    rows = {} if equal else {table: first_row(first, second, table) for table in DIGESTED}
+    rows = {} if equal else {table: _parted(first, second, table) for table in DIGESTED}
     return Difference(
         names=(_name(first), _name(second)),
         equal=equal,
@@ -180,8 +181,16 @@ def _lines(run: Run, name: str) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
-def _decision(first: Run, second: Run, row: RowDifference | None) -> DecisionDifference | None:
-    if row is None:
+def _parted(first: Run, second: Run, table: str) -> RowDifference | str | None:
+    """Where a table parts; or why that cannot be said, of a table that is damaged or was not kept."""
+    try:
+        return first_row(first, second, table)
+    except RunError as problem:
+        return str(problem)
+
+
+def _decision(first: Run, second: Run, row: RowDifference | str | None) -> DecisionDifference | None:
+    if not isinstance(row, RowDifference):
         return None
     parted = first_row(first, second, "decisions", DECIDED)
     if parted is None:
@@ -191,7 +200,10 @@ def _decision(first: Run, second: Run, row: RowDifference | None) -> DecisionDif
 
 def _tokens(first: Run, second: Run) -> TokenDifference | str | None:
     """The earliest request, by arrival in the first run, whose output differs, among those that both runs kept."""
-    tables = [run.columns("requests", "request_id", "arrival_ns", "output") for run in (first, second)]
+    try:
+        tables = [run.columns("requests", "request_id", "arrival_ns", "output") for run in (first, second)]
+    except RunError as problem:
+        return str(problem)
     if any(not len(table.column("output").combine_chunks().flatten()) for table in tables):
         return "outputs were not kept (a virtual run whose requests have no tokens)"
     ids = [integers(table, "request_id") for table in tables]
@@ -215,7 +227,11 @@ def _outputs(table: Table, rows: Any) -> list[list[int]]:
 
 
 def _figures(first: Run, second: Run) -> list[Change]:
-    ours, theirs = (figures(run.summary) for run in (first, second))
+    """But for those that two equal runs differ in: how long the machine took, and what memory."""
+    ours, theirs = (
+        {name: value for name, value in figures(run.summary).items() if name not in OF_THE_MACHINE}
+        for run in (first, second)
+    )
     known = [name for name in CATALOGUE if name in ours or name in theirs]
     names = dict.fromkeys([*known, *ours, *theirs])
     return _changes(*({name: side[name] for name in names if name in side} for side in (ours, theirs)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from mcjax.track.arrow import Table, arrow, compute
 from mcjax.track.run import Run
-from mcjax.track.tables import SCHEMAS, piece_rows
+from mcjax.track.schemas import SCHEMAS, piece_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ def _decision(difference: Difference) -> tuple[str, list[str]]:
         row = difference.rows.get("decisions")
         if row is None:
             return "first differing decision: none, all rows are equal", []
+        if isinstance(row, str):
+            return "first differing decision: unknown", [row]
         what = f"only what was estimated or came of it: row {row.row}, {row.column}: {row.first} | {row.second}"
         return "first differing decision: none", [what]
     lines = [f"row {found.row}"]
@@ -80,6 +82,8 @@ def _rows(difference: Difference) -> list[str]:
     for table, found in difference.rows.items():
         if found is None:
             lines.append(f"{table}: equal in every row")
+        elif isinstance(found, str):
+            lines.append(f"{table}: {found}")
         elif found.column == "(rows)":
             lines.append(f"{table}: equal as far as row {found.row}; {found.first} | {found.second} rows")
         else:

@@ -11,8 +11,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mcjax.errors import RunError
 from mcjax.track.arrow import Table, arrow, compute
-from mcjax.track.compare.blocks import Blocks, in_window, warmup_ns
+from mcjax.track.compare.blocks import Blocks, in_window, requests_of, warmup_ns
 from mcjax.track.compare.order import BlockOrder
 from mcjax.track.metrics import CATALOGUE
 from mcjax.track.run import Run
@@ -114,9 +115,7 @@ class WeightedRun:
         return table.filter(arrow().array(chosen(table, self._by, [self._part]))) if self._by else table
 
     def _index_of(self, table: Table) -> Counts:
-        return (
-            np.zeros(len(integers(table, "arrival_ns")), np.int64) if self._blocks is None else self._blocks.of(table)
-        )
+        return np.zeros_like(integers(table, "arrival_ns")) if self._blocks is None else self._blocks.of(table)
 
 
 _SPREADS = tuple(
@@ -202,8 +201,11 @@ def block_tokens_of(run: Run) -> int | None:
 
 
 def values_of(runs: Iterable[Run], column: str) -> list[str]:
-    """The values of a request column, of all runs, in order."""
-    found = {
-        word for run in runs for word in compute().unique(run.columns("requests", column).column(column)).to_pylist()
-    }
-    return sorted(cast("set[str]", found))
+    """The values of a request column, of all runs, in order. Raises `RunError` for a run without requests."""
+    found: set[str] = set()
+    for run in runs:
+        table = requests_of(run, column)
+        if table is None:
+            raise RunError(f"{run.directory or 'a run in memory'}: its requests were not kept, and {column} is theirs")
+        found.update(cast("list[str]", compute().unique(table.column(column)).to_pylist()))
+    return sorted(found)

@@ -19,6 +19,7 @@ from mcjax.track.plots.panels import (
     joined,
     legend,
     log_axis,
+    nothing,
     share_axis,
     stacked,
     table,
@@ -61,20 +62,25 @@ def swept(subject: Subject) -> Swept | None:
         key = matching[0]
     else:
         # A point belongs to a line: as many values as lines, at least, or there would be lines of one point each.
-        lines = {key: [other for other in keys if other != key] for key in numeric}
-        numeric = {k: v for k, v in numeric.items() if 2 * len(set(labels_of(subject.groups, lines[k]))) <= len(v)}
+        numeric = {name: found for name, found in numeric.items() if 2 * len(set(_lines(subject, name))) <= len(found)}
         key = max(numeric, key=lambda name: len(set(numeric[name])), default="")
         if not key or len(set(numeric[key])) < LEAST_POINTS:
             return None
-    others = [other for other in keys if other != key]
     points: dict[str, list[tuple[float, int]]] = {}
-    for index, label in enumerate(labels_of(subject.groups, others) if others else [""] * len(subject.groups)):
+    for index, label in enumerate(_lines(subject, key)):
         points.setdefault(label, []).append((numeric[key][index], index))
     named = {label: sorted(found) for label, found in points.items()}
     leaders = [subject.groups[found[0][1]] for found in named.values()]
+    others = [other for other in keys if other != key]
     lines_of = replace(subject, groups=leaders, labels=list(named), heading=", ".join(short_names(others)))
     shown = lines_of.first(MOST_LINES)
     return Swept(key, shown, list(named.values())[: len(shown.groups)])
+
+
+def _lines(subject: Subject, key: str) -> list[str]:
+    """The line that each group is a point of: its values of the other keys."""
+    others = list(dict.fromkeys(other for group in subject.groups for other in group.values if other != key))
+    return labels_of(subject.groups, others) if others else [""] * len(subject.groups)
 
 
 def _numbers(subject: Subject, key: str) -> list[float] | None:
@@ -160,8 +166,11 @@ def composition(figure: Any, panel: Any, parts: Mapping[str, Sequence[float]], l
     panel.set_xlim(0, 1)
     share_axis(panel.xaxis)
     shown = [name for name, values in parts.items() if np.nansum(values) > 0]
+    if not shown:
+        nothing(panel, "no requests")
+        return
     handles = [
         Patch(facecolor=looks[name].colour, hatch=looks[name].hatch, edgecolor="white", linewidth=0) for name in shown
     ]
-    columns = min(len(shown), 3 if figure.get_figwidth() < 5 else 5) or 1
+    columns = min(len(shown), 3 if figure.get_figwidth() < 5 else 5)
     figure.legend(handles=handles, labels=shown, loc="outside lower center", ncols=columns)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mcjax.track.levels import REQUESTS
 from mcjax.track.metrics import metric
 from mcjax.track.plots.bands import band
 from mcjax.track.plots.curves import counted, latencies, shares, told_apart, values_of
@@ -63,7 +64,7 @@ def _line(subject: Subject, index: int, kind: str, column: str) -> Line:
     counts = [counted(latencies(run, column)) for run in subject.groups[index].runs.values()]
     for run, found in zip(subject.groups[index].runs.values(), counts, strict=True):
         if not found.any():
-            without_rows(run, kind, "latencies of requests", "requests")
+            without_rows(run, kind, "latencies of requests", REQUESTS)
     counts = [found for found in counts if found.any()]
     if not counts:
         none = np.zeros(0)

@@ -7,6 +7,7 @@ import csv
 import html
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class Drawn:
     title: str = ""
     note: str = field(default="", repr=False)
     """What the picture shows, how it is read, and what its bands are."""
+    missing: Sequence[str] = ()
+    """Runs that should be in the picture, and are not."""
 
     def save(self, path: str | Path, dpi: int = PRINT_DPI) -> tuple[Path, Path]:
         """Write the picture (PDF, PNG or SVG by its suffix) and, beside it, its numbers as CSV. Returns both paths.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mcjax.track.levels import REQUESTS
 from mcjax.track.plots.over_time import Edges, PerSource
 from mcjax.track.plots.panels import natural
 from mcjax.track.plots.subject import Subject, without_rows
@@ -61,7 +62,7 @@ def period_ns(subject: Subject, kind: str) -> int:
                 if len(ticks) > 1:
                     break
             if len(ticks) == 0:
-                without_rows(run, kind, "samples", "requests")
+                without_rows(run, kind, "samples", REQUESTS)
             if len(ticks) > 1:
                 longest = max(longest, int(ticks[1] - ticks[0]))
     return longest

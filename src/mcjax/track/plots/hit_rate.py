@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mcjax.track.levels import REQUESTS
 from mcjax.track.metrics import metric
 from mcjax.track.plots.by_group import sweep_panels, swept
 from mcjax.track.plots.drawn import Drawn
@@ -37,7 +38,7 @@ def draw(subject: Subject) -> Drawn:
 def _read(run: Run, edges: Edges) -> Quantities:
     rows = run.columns("requests", *COLUMNS)
     if not rows.num_rows:
-        without_rows(run, KIND.name, "the table of requests", "requests")
+        without_rows(run, KIND.name, "the table of requests", REQUESTS)
         return {}
     arrival_ns, start_ns, prompt, local, remote = (integers(rows, column) for column in COLUMNS)
     started = start_ns >= 0

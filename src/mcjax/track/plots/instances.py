@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.track.groups import Group
+from mcjax.track.levels import REQUESTS
 from mcjax.track.plots.drawn import Drawn
 from mcjax.track.plots.kind import Kind
 from mcjax.track.plots.panels import grouping, joined, natural, nothing, table, time_axis
@@ -30,7 +31,7 @@ def draw(subject: Subject) -> Drawn:
     found = [steps_of(group.first.pieces("events", *COLUMNS)) for group in shown.groups]
     for group, steps in zip(shown.groups, found, strict=True):
         if not steps.places:
-            without_rows(group.first, KIND.name, "the events of steps", "requests")
+            without_rows(group.first, KIND.name, "the events of steps", REQUESTS)
     from_ns, to_ns = shown.span_ns()
     edges = np.linspace(from_ns, to_ns, round(shown.width_in * BINS_AN_INCH) + 1).astype(np.int64)
     heights = [0.16 + ROW_IN[shown.width] * max(2, min(len(steps.places), MOST_INSTANCES)) for steps in found]

@@ -55,16 +55,17 @@ def draw(runs: Sequence[Run] | Run, kind: str, **options: object) -> Drawn:
         if key not in (*OPTIONS, *found.options):
             allowed = (*OPTIONS, *found.options)
             raise ConfigError(key, value, f"kind={kind} takes no {key}{_close(key, allowed)}", allowed)
-    subject = _subject([runs] if isinstance(runs, Run) else list(runs), given)
+    subject = _subject([runs] if isinstance(runs, Run) else runs, given)
     with styled():
         drawn = found.draw(subject)
         if given.get("title"):
             drawn.figure.suptitle(given["title"], x=0.01, ha="left", fontweight="bold")
-    return replace(drawn, kind=kind, title=given.get("title") or found.title, note=note_of(found, subject))
+    note = note_of(found, subject)
+    return replace(drawn, kind=kind, title=given.get("title") or found.title, note=note, missing=subject.missing)
 
 
 def note_of(kind: Kind, subject: Subject) -> str:
-    """What the kind shows, what its intervals are, and what is left out."""
+    """What the kind shows, what its intervals are, and which runs are not in it."""
     least, most = (pick(len(group.runs) for group in subject.groups) for pick in (min, max))
     if kind is instances.KIND:
         interval = ""
@@ -78,8 +79,8 @@ def note_of(kind: Kind, subject: Subject) -> str:
         interval = "One run a group: the band goes from the least to the most of its instances."
     else:
         interval = "One run a group, so there is no interval: repeat over seeds (+seeds=10) or slices (+slices=8)."
-    left_out = f"Left out: {'; '.join(subject.left_out)}." if subject.left_out else ""
-    return " ".join(part for part in (kind.note, interval, left_out) if part)
+    missing = f"Not among them: {', '.join(subject.missing)}." if subject.missing else ""
+    return " ".join(part for part in (kind.note, interval, missing) if part)
 
 
 def _subject(runs: Sequence[Run], given: Mapping[str, str]) -> Subject:

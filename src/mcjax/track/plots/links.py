@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.track.arrow import arrow
+from mcjax.track.levels import FULL
 from mcjax.track.plots.drawn import Drawn
 from mcjax.track.plots.gauges import binned, counters, period_ns
 from mcjax.track.plots.kind import Kind
@@ -45,9 +46,8 @@ def _read(run: Run, edges: Edges) -> Quantities:
 def _of_one(subject: Subject, run: Run) -> Drawn:
     """Over time, the transports' rates above, and below them each way's, the busiest first."""
     edges = edges_of(subject, period_ns(subject, KIND.name))
+    without_rows(run, KIND.name, "the events of transfers", FULL)  # of a run cut by its budget there are a few
     ways, flows = flows_of(run, edges)
-    if not ways:
-        without_rows(run, KIND.name, "the events of transfers", "full")
     rates = {title: values[0] for title, values in _read(run, edges).items() if title.endswith("GB/s")}
     shown, rows = ways[:MOST_WAYS], max(len(ways[:MOST_WAYS]), 3)
     figure = new_figure(subject.width_in, 0.5 + 0.85 * len(rates) + ROW_IN * rows + 0.45)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mcjax.track.levels import REQUESTS
 from mcjax.track.plots.drawn import Drawn
 from mcjax.track.plots.kind import Kind
 from mcjax.track.plots.over_time import Edges, Quantities, over_time, present, rate, running
@@ -21,7 +22,7 @@ def draw(subject: Subject) -> Drawn:
 def _read(run: Run, edges: Edges) -> Quantities:
     rows = run.columns("requests", *COLUMNS)
     if not rows.num_rows:
-        without_rows(run, KIND.name, "the table of requests", "requests")
+        without_rows(run, KIND.name, "the table of requests", REQUESTS)
         return {}
     arrival_ns, finish_ns, prompts, outputs = (integers(rows, column) for column in COLUMNS)
     finish_ns = np.maximum(finish_ns, arrival_ns)  # -1 where it never ended

@@ -141,7 +141,7 @@ def named(subject: Subject, suffixes: Sequence[str] = ()) -> list[str]:
 
 def heading(subject: Subject) -> str:
     """The keys that differ, and what is not shown."""
-    cut = f" ({'; '.join(subject.left_out)})" if subject.left_out else ""
+    cut = f" ({subject.cut})" if subject.cut else ""
     wide = round(subject.width_in * CHARACTERS_AN_INCH)
     return textwrap.fill(f"{subject.heading}{cut}", wide)
 
@@ -231,4 +231,4 @@ def natural(name: str) -> tuple[str, int]:
 
 def grouping(subject: Subject) -> str:
     """`by prefill`, and what is not shown."""
-    return f"by {heading(subject)}" if subject.heading else "; ".join(subject.left_out)
+    return f"by {heading(subject)}" if subject.heading else subject.cut

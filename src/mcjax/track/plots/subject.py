@@ -10,22 +10,25 @@ from mcjax.errors import ConfigError, RunError
 from mcjax.track.groups import Group, groups_of, label_of
 from mcjax.track.plots.style import LOOKS, WIDTHS, Look
 from mcjax.track.run import Run
+from mcjax.track.runs import Runs
 from mcjax.types import NS_PER_S
 
 LONGEST_LABEL = 44
 MISSING = "(none)"
-RANKS = {"summary": 0, "lean": 1, "requests": 1, "full": 2}
-"""How much each `track.level` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`labels[i]` names `groups[i]` within `heading`, the keys that differ. `left_out` says what is not shown."""
+    """`labels[i]` names `groups[i]` within `heading`, the keys that differ.
+
+    `cut` says how many groups there was no room for, `missing` which runs there were none of.
+    """
 
     groups: Sequence[Group]
     labels: Sequence[str]
     heading: str = ""
-    left_out: Sequence[str] = ()
+    cut: str = ""
+    missing: Sequence[str] = ()
     width: str = "column"
     from_s: float = 0.0
     to_s: float = math.inf
@@ -43,7 +46,7 @@ class Subject:
         if len(self.groups) <= most:
             return self
         cut = f"the first {most} of {len(self.groups)} groups"
-        return replace(self, groups=self.groups[:most], labels=self.labels[:most], left_out=[*self.left_out, cut])
+        return replace(self, groups=self.groups[:most], labels=self.labels[:most], cut=cut)
 
     def span_ns(self) -> tuple[int, int]:
         """From and to when, in run time: as asked, and no further than the longest run. Raises `ConfigError`."""
@@ -60,10 +63,19 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     if not done:
         ended = f"; it ended early: {runs[0].reason.splitlines()[0]}" if len(runs) == 1 and runs[0].reason else ""
         raise RunError(f"there is no finished run to draw{ended}")
-    left_out = [f"{len(runs) - len(done)} runs that ended early"] if len(done) < len(runs) else []
+    counts = {"run that ended early": len(runs) - len(done)}
+    if isinstance(runs, Runs):
+        counts["run that could not be read"] = len(runs.refused)
+        counts["point of the sweep that did not finish"] = len(runs.sweep.missing()) if runs.sweep else 0
+    missing = [f"{count} {_several(what, count)}" for what, count in counts.items() if count]
     groups = groups_of(done)
     keys = list(dict.fromkeys(key for group in groups for key in group.values))
-    return Subject(groups, _apart(labels_of(groups, keys)), ", ".join(short_names(keys)), left_out)
+    return Subject(groups, _apart(labels_of(groups, keys)), ", ".join(short_names(keys)), missing=missing)
+
+
+def _several(what: str, count: int) -> str:
+    noun, _, rest = what.partition(" ")
+    return what if count == 1 else f"{noun}s {rest}"
 
 
 def labels_of(groups: Sequence[Group], keys: Sequence[str]) -> list[str]:
@@ -94,12 +106,8 @@ def _apart(labels: Sequence[str]) -> list[str]:
 
 
 def without_rows(run: Run, kind: str, what: str, level: str) -> None:
-    """A run has no rows of what a kind is drawn from: nothing happened, or `track.level` kept nothing of it.
+    """A run has no rows of what a kind is drawn from: nothing happened, or nothing of it was kept.
 
     Raises `RunError` for the second; `level` is the least that keeps it.
     """
-    kept = run.config.get("track", {}).get("level", "full")
-    if RANKS.get(kept, 0) < RANKS[level]:
-        where = run.directory or "this run"
-        problem = f"kind={kind} is drawn from {what}, which track.level={kept} does not keep"
-        raise RunError(f"{where}: {problem}; run it again with track.level={level}")
+    run.require(level, f"kind={kind} is drawn from {what}")

@@ -58,7 +58,7 @@ def _content(done: Runs, every: Runs, target: Path, kinds: Sequence[str]) -> dic
     question = question_of(done)
     name = done.sweep.name if done.sweep else ""
     return {
-        "title": question or (f"Sweep {name}" if name else f"{len(done)} runs"),
+        "title": question or _title(len(done), keys),
         "asked": bool(question),
         "sweep": name,
         "counts": _counts(len(groups), len(done), len(left_out(every))),
@@ -73,6 +73,11 @@ def _content(done: Runs, every: Runs, target: Path, kinds: Sequence[str]) -> dic
         "left_out": left_out(every),
         "how": how_made(done),
     }
+
+
+def _title(runs: int, keys: Sequence[str]) -> str:
+    count = "One run" if runs == 1 else f"{runs:,} runs"
+    return f"{count} by {', '.join(keys)}" if keys else count
 
 
 def _figures(runs: Runs, kinds: Sequence[str]) -> tuple[list[dict[str, str]], list[tuple[str, str]]]:

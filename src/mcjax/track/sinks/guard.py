@@ -18,6 +18,9 @@ QUEUED_POINTS = 256
 POINTS_SHARE = 0.5
 """Of the time for finishing, what live points that still wait may take: the summary matters more than they do."""
 
+LOOK_S = 0.2
+"""How often waiting looks up: where a run plays on a thread of its own, Ctrl-C reaches it only between two waits."""
+
 
 class Guarded:
     """Runs a sink's calls, in order, in a daemon thread behind a bounded queue. It is a `Sink` itself; it never raises.
@@ -46,6 +49,7 @@ class Guarded:
         self._warned = False
         self._broken = False
         self._points_until_s = float("inf")
+        self._ended = threading.Event()
         self.dropped = 0
         """Live points that the sink did not get."""
         self._thread = threading.Thread(target=self._work, name=f"sink-{self._name}", daemon=True)
@@ -76,15 +80,16 @@ class Guarded:
 
     def wait(self, until_s: float) -> None:
         """Wait for the end until `until_s` of `time.monotonic`, not longer."""
-        self._thread.join(max(until_s - time.monotonic(), 0))
-        if self._thread.is_alive():
+        while not self._ended.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            self._ended.wait(min(left_s, LOOK_S))
+        if not self._ended.is_set():
             self.give_up(f"did not finish within {self._timeout_s:g} s")
         elif self.dropped:
             self._say(f"was too slow: {self.dropped} live points were dropped")
 
     def give_up(self, why: str) -> None:
         """Leave the sink alone, whatever it is doing."""
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._broken = True
             self._say(f"{why}; its log is incomplete")
 
@@ -101,6 +106,7 @@ class Guarded:
             except BaseException as error:  # a tracker may even call sys.exit
                 self._broken = True
                 self._say(f"failed in {name} and is left alone from here: {_text(error)}")
+        self._ended.set()
 
     def _say(self, problem: str) -> None:
         with self._lock:

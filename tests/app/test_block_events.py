@@ -1,0 +1,52 @@
+"""The log tells of each block whose it is, where, when, and how large, and nothing out of turn.
+
+The same is asked of the real engine in `test_real_engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import block_life
+import pytest
+
+import mcjax
+from mcjax.track.run import Run
+
+SIM = ("backend=sim", "hardware=a800x8", "model=llama3-70b", "track=none")
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> block_life.Names:
+    return block_life.watch(monkeypatch.setattr)
+
+
+def test_blocks_of_conversations_with_pulls_and_write_backs(names: block_life.Names) -> None:
+    load = ("workload=synthetic", "workload.sessions=30", "workload.rate_per_s=30", "sched/prefill=kvcache_centric")
+    run = mcjax.run([*SIM, *load, "cluster=3p2d"], progress=False)
+    counts = block_life.follow(run, names)
+    assert min(counts[kind] for kind in ("insert", "hit", "transfer", "release", "prefill_step")) > 30
+    assert counts["release"] >= counts["completed"] == run.requests.num_rows
+
+
+def test_blocks_that_are_evicted_and_come_again(names: block_life.Names) -> None:
+    load = ("workload=synthetic", "workload.sessions=30", "workload.rate_per_s=30", "kvpool.dram_bytes=1e9")
+    run = mcjax.run([*SIM, *load, "cluster=2p1d+1m"], progress=False)
+    counts = block_life.follow(run, names)
+    assert counts["evict"] > 30 < counts["insert"]
+    events = run.events.to_pylist()
+    inserted = Counter((e["place"], e["first_block"]) for e in events if e["kind"] == "insert")
+    assert max(inserted.values()) > 1, "some came again"
+
+
+def test_blocks_under_faults(names: block_life.Names) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(8):
+        names.clear()
+        counts += block_life.follow(campaign_of_one(seed), names)
+    assert min(counts[kind] for kind in ("insert", "hit", "drop", "transfer_failed", "death")) > 0, counts
+
+
+def campaign_of_one(seed: int) -> Run:
+    overrides = ["backend=check", "faults=random", "backend.schedules=1", f"seed={seed}", "track=none"]
+    return mcjax.run(overrides, progress=False)
