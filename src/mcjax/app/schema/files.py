@@ -15,9 +15,6 @@ import yaml
 ROOT = "config"
 """The file of the defaults and of the keys beside the groups."""
 
-HIDDEN = ("hydra",)
-"""Folders of Hydra's own options."""
-
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -66,7 +63,7 @@ def read(option: str) -> ConfFile:
 def groups() -> Mapping[str, Group]:
     """All groups, in the order of the root's defaults; those that it does not list, last."""
     picks = read(ROOT).picks
-    found = {name: options for name, options in _groups_in(_folder(), "") if name.split("/")[0] not in HIDDEN}
+    found = dict(_groups_in(_folder(), ""))
     names = [*(name for name in picks if name in found), *(name for name in found if name not in picks)]
     return {
         name: Group(
@@ -117,7 +114,7 @@ def parse(text: str) -> ConfFile:
             keys.append(Key(path, value.strip(), comment or said, said if comment else ""))
         above = []
     about = " ".join(line.lstrip("#").strip() for line in head if not line.startswith("# @package"))
-    return ConfFile(about, keys, {name: pick for name, pick in picks.items() if not name.startswith("hydra")})
+    return ConfFile(about, keys, picks)
 
 
 def _head(lines: Sequence[str]) -> Iterator[str]:
