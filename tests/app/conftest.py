@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conf_options import write_needed
 from conftest_app import POLICY, ROOT, Answer
 from figures_fixtures import small_sweep
 
@@ -79,3 +80,11 @@ def trace(tmp_path: Path) -> Path:
 def drawn_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """A small simulated sweep, made once for the tests of figures and reports."""
     return small_sweep(tmp_path_factory.mktemp("figures"))
+
+
+@pytest.fixture(scope="session")
+def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the small files that some options of `conf/` read."""
+    folder = tmp_path_factory.mktemp("needed")
+    write_needed(folder)
+    return folder

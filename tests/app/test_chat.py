@@ -93,7 +93,7 @@ def test_control_c_stops_the_answer_and_not_the_chat() -> None:
         ("backend=sim", r"mcjax: backend=sim: .*allowed: jax"),
         ("workload=synthetic", r"mcjax: workload=mcjax.workload.synthetic.Synthetic: .*allowed: text"),
         ("workload.sampling.n=2", r"mcjax: workload.sampling.n=2: a chat has one answer"),
-        ("workload.sampling.top_p=2", r"mcjax: workload.sampling.top_p=2: must be above 0"),
+        ("workload.sampling.top_p=2", r"mcjax: workload.sampling.top_p=2: must be a number, more than 0"),
         ("nonsense=1", "mcjax: .*nonsense"),
     ],
 )

@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest_app import ROOT, Answer, runs
+from conf_options import CONF, FILES, OPTIONS, composed, make
+from conftest_app import Answer, runs
 from omegaconf import OmegaConf
 
-from mcjax.app.compose import compose, made
-from mcjax.app.mistakes import locate
+from mcjax.app.build import track_settings
+from mcjax.app.compose import plain_of
+from mcjax.app.schema.check import check_kinds
 
 Command = Callable[..., Answer]
-CONF = ROOT / "src" / "mcjax" / "conf"
-FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"))
-OPTIONS = [file.removesuffix(".yaml") for file in FILES if "/" in file]
-
-
-def overrides_for(option: str) -> list[str]:
-    group, _, name = option.rpartition("/")
-    needs = {"cost/fitted": ["hardware=a800x8", "model=llama3-70b"], "model/hugging_face": ["model.path=config.json"]}
-    own = [f"{group.replace('/', '.')}._target_=builtins.dict"] if name == "custom" else []
-    return [f"{group}={name}", *needs.get(option, []), *own]
-
-
-NEED_MORE = {
-    "model/hugging_face",
-    "cost/table",
-    "cost/measured",
-    "cost/aiconfigurator",
-    *(
-        f"workload/{name}"
-        for name in "mooncake azure weka aiperf bailian burstgpt jsonl reblocked servegen slice superposed text".split()
-    ),
-}
-"""Options that need a file, an inner workload, a package or a tokenizer; their own tests make them."""
+PACKAGES = {"cost/aiconfigurator": "aiconfigurator_core", "track/wandb": "wandb", "model/smollm2": "gguf"}
+"""What an option needs to be made that not everybody has."""
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option_composes_and_can_be_made(option: str) -> None:
-    group = option.rpartition("/")[0]
-    config = compose(overrides_for(option))
+def test_option_composes_and_can_be_made(option: str, needed: Path) -> None:
+    config = composed(option, needed)
     assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    key = group.replace("/", ".")
-    if group.startswith("hydra/"):
+    check_kinds(plain_of(config))
+    package = PACKAGES.get(option)
+    if package is not None and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    if option.startswith("track/"):
+        assert len(track_settings(config).sinks) == len(config.track.sinks)
+    if option.startswith("hydra/"):
         return  # its own groups are made by Hydra, and gone from the config by now
-    section = OmegaConf.select(config, key)
-    if option in NEED_MORE or group == "experiment" or "_target_" not in section:
-        return  # these need a file, or are no object
-    if group == "backend":
-        assert callable(locate("backend", section._target_))
-    else:
-        assert made(config, key) is not None
+    made = make(option, config)
+    section = OmegaConf.select(config, option.rpartition("/")[0].replace("/", "."))
+    assert (made is None) == (section is None or "_target_" not in section), "an object comes of every _target_"
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -29,9 +29,9 @@ from mcjax import aio
 from mcjax.app.build import build, track_settings
 from mcjax.app.command import DONE, FAILED, INTERRUPTED, MISTAKE, explain
 from mcjax.app.compose import compose, made, plain_of
-from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
 from mcjax.app.runner import Rehearsal, service_of
+from mcjax.app.schema.check import check
 from mcjax.engine.frontend import Ticket
 from mcjax.engine.service import Service
 from mcjax.errors import ChatTemplateError, ConfigError, McjaxError, UserError
@@ -81,12 +81,11 @@ def command(arguments: Sequence[str]) -> int:
 def talk(config: DictConfig) -> None:
     """Make what the config names, and talk over the terminal until the input ends."""
     plain = plain_of(config)
-    check_numbers(plain)
-    check_together(plain)
     if config.backend.name != "jax":
         raise ConfigError("backend", config.backend.name, "has no answers to give: only a real engine has", ["jax"])
     if plain["workload"].get("_target_") != "mcjax.workload.text.Text":
         raise ConfigError("workload", plain["workload"].get("_target_"), "a chat has its own", ["text"])
+    check(plain)
     tokenizer = tokenizer_for(made(config, "model"))
     manner = Manner.of(plain, tokenizer)
     table = KeyTable()

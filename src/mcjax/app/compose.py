@@ -65,9 +65,23 @@ def made(config: DictConfig, key: str, section: Any = None) -> Any:
         return instantiate(section)
     except InstantiationException as problem:
         cause = problem.__cause__ or problem
+        if isinstance(cause, ConfigError):
+            _tell_where(cause, key, str(problem))
         if isinstance(cause, McjaxError) or not section["_target_"].startswith("mcjax."):
             raise cause from None
         raise ConfigError(key, arguments, f"cannot be made: {cause}") from problem
+
+
+def _tell_where(problem: ConfigError, key: str, told: str) -> None:
+    """Let the error of an object inside another one name the key that it has there: a class knows only its usual one.
+
+    `told` is what Hydra says of it.
+    """
+    where = told.rpartition("full_key: ")[2].strip()
+    if where.startswith(f"{key}.") and problem.key.startswith(f"{key}.") and not problem.key.startswith(where):
+        there = where + problem.key.removeprefix(key)
+        problem.args = (str(problem).replace(problem.key, there, 1),)
+        problem.key = there
 
 
 def plain_value(value: Any) -> Any:

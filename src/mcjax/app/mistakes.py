@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sysconfig
 import traceback
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from mcjax.app.schema.kinds import described, fits
 from mcjax.errors import ConfigError
-
-WORDS: Mapping[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-    type(None): "null",
-}
+from mcjax.track.flat import text_of
 
 
 def close_to(word: str, words: Iterable[str]) -> str:
@@ -54,11 +46,17 @@ def locate(key: str, path: str) -> Any:
     raise ConfigError(key, path, f"there is no module {parts[0]}, neither installed nor in the working directory")
 
 
+@functools.cache
+def parameters_of(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
+    """What a class or function takes, and the annotations by name, read once."""
+    hints = typing.get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
+    return inspect.signature(target).parameters, hints
+
+
 def check_arguments(key: str, target: Callable[..., Any], values: Mapping[str, Any], partial: bool = False) -> None:
     """Raise `ConfigError` for values that `target` does not take, needs and does not get, or has declared otherwise."""
     try:
-        parameters = inspect.signature(target).parameters
-        hints = typing.get_type_hints(target.__init__ if isinstance(target, type) else target)
+        parameters, hints = parameters_of(target)
     except (TypeError, ValueError, NameError):  # written in C, or its annotations are not there at run time
         return
     named = [name for name, found in parameters.items() if found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD)]
@@ -68,50 +66,10 @@ def check_arguments(key: str, target: Callable[..., Any], values: Mapping[str, A
             what = f"{getattr(target, '__name__', target)} takes no {name}{close_to(name, named)}"
             raise ConfigError(f"{key}.{name}", value, what, named)
         if not fits(value, hints.get(name, Any)):
-            raise ConfigError(f"{key}.{name}", value, f"must be {described(hints[name])}")
+            raise ConfigError(f"{key}.{name}", text_of(value), f"must be {described(hints[name])}")
     missing = [name for name in named if parameters[name].default is inspect.Parameter.empty and name not in values]
     if missing and not partial:
         raise ConfigError(f"{key}.{missing[0]}", "", f"{getattr(target, '__name__', target)} needs a value for it")
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value may stand for the annotation `kind`. Kinds that no plain value has are let pass."""
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, choice) for choice in choices)
-    if origin is typing.Literal:
-        return value in choices
-    plain = _plain_kind(origin or kind)
-    if plain is None:
-        return True
-    if isinstance(value, bool):
-        return plain is bool
-    if plain is float:
-        return isinstance(value, int | float)
-    if plain is int:  # 80.0e+9 is how people write bytes
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return isinstance(value, plain)
-
-
-def described(kind: Any) -> str:
-    """The annotation in words: `a whole number or null`."""
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(described(choice) for choice in choices))
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, choices))
-    plain = _plain_kind(origin or kind)
-    return WORDS[plain] if plain is not None else getattr(kind, "__name__", str(kind))
-
-
-def _plain_kind(kind: Any) -> type | None:
-    if kind in (None, type(None)):
-        return type(None)
-    if kind in (list, tuple, Sequence):
-        return list
-    if kind in (dict, Mapping):
-        return dict
-    return cast("type", kind) if kind in (bool, int, float, str) else None
 
 
 def own_traceback(problem: BaseException) -> str:

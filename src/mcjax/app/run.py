@@ -20,10 +20,10 @@ from mcjax.app import reuse
 from mcjax.app.build import build, policies_of, sliced, strategies_of, track_settings, workload_of
 from mcjax.app.compose import compose_with_choices, plain_of, plain_value
 from mcjax.app.on_thread import on_thread
-from mcjax.app.options import check_numbers, check_together
 from mcjax.app.plugins import Plugins
 from mcjax.app.provenance import Origin, provenance
 from mcjax.app.runner import Performance, Rehearsal, Result, all_instances, read_changes
+from mcjax.app.schema.check import check
 from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.jax.numerics import common_mesh
 from mcjax.engine.cluster_spec import parse_cluster
@@ -83,8 +83,7 @@ def execute(
     """
     plain = plain_of(config)
     plain["plugins"] = plugins.names()
-    check_numbers(plain)
-    check_together(plain)
+    check(plain)
     track = track_settings(config)
     known = provenance(plain, plugins, origin)
     finished = reuse.finished(plain, known.record.run_key, track.sinks)

@@ -31,27 +31,30 @@ def node_of(instance: str) -> str:
     return f"node-{instance}"
 
 
-def parse_cluster(value: object) -> list[InstanceSpec]:
-    """Instances in a fixed order: `p0 p1 .. d0 d1 .. m0 ..`. Raises `ConfigError` for what could serve nothing."""
-    counts = _counts(value)
+def parse_cluster(value: object, key: str = "cluster") -> list[InstanceSpec]:
+    """Instances in a fixed order: `p0 p1 .. d0 d1 .. m0 ..`. Raises `ConfigError` for what could serve nothing.
+
+    `key`: where the config has the value.
+    """
+    counts = _counts(value, key)
     if counts[Role.MIXED] == 0 and (counts[Role.PREFILL] == 0 or counts[Role.DECODE] == 0):
-        raise ConfigError("cluster", value, f"needs prefill and decode instances, or mixed ones; {_FORM}")
+        raise ConfigError(key, value, f"needs prefill and decode instances, or mixed ones; {_FORM}")
     letter = {role: letter for letter, role in _LETTERS.items()}
     return [InstanceSpec(f"{letter[role]}{index}", role) for role, count in counts.items() for index in range(count)]
 
 
-def _counts(value: object) -> dict[Role, int]:
+def _counts(value: object, key: str) -> dict[Role, int]:
     counts = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.MIXED), 0)
     if isinstance(value, Mapping):
         for role, count in cast("Mapping[object, object]", value).items():
-            if role not in counts or not isinstance(count, int) or count < 0:
-                raise ConfigError(f"cluster.{role}", count, "needs a role and a count", [str(role) for role in counts])
+            if role not in counts or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ConfigError(f"{key}.{role}", count, "needs a role and a count", [str(role) for role in counts])
             counts[Role(role)] = count
         return counts
     text = str(value).lower().replace("+", "")
     parts = re.findall(r"(\d+)([pdm])", text)
     if not parts or "".join(count + letter for count, letter in parts) != text:
-        raise ConfigError("cluster", value, f"cannot be read; write it {_FORM}")
+        raise ConfigError(key, value, f"cannot be read; write it {_FORM}")
     for count, letter in parts:
         counts[_LETTERS[letter]] += int(count)
     return counts

@@ -89,6 +89,8 @@ class Chat:
         number("temperature", temperature, 0)
         whole("max_prompt_tokens", max_prompt_tokens, 1)
         rate("rate_per_s", rate_per_s)
+        if block_tokens is not None:
+            whole("block_tokens", block_tokens, 1)
         if self._turns[1] > TURNS_PER_SESSION:
             raise ConfigError("workload.turns", self._turns[1], f"must be at most {TURNS_PER_SESSION}")
         self._tenants = parse_tenants(tenants)

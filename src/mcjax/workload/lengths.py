@@ -30,7 +30,7 @@ class Constant:
 
     def __init__(self, tokens: int):
         if tokens < 1:
-            raise ConfigError("tokens", tokens, "a predicted length must be 1 or more")
+            raise ConfigError("sched.lengths.tokens", tokens, "a predicted length must be 1 or more")
         self.tokens = tokens
 
     def predict(self, request: Request) -> int:

@@ -53,20 +53,20 @@ def draw(rng: np.random.Generator, ends: tuple[int, int]) -> int:
 
 def number(key: str, value: object, least: float) -> float:
     """`value`, or `ConfigError` naming `workload.<key>` unless it is a finite number of at least `least`."""
-    if not isinstance(value, int | float) or not least <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
         raise ConfigError(f"workload.{key}", value, f"must be a number, {least} or more")
     return value
 
 
 def whole(key: str, value: object, least: int) -> int:
     """`value`, or `ConfigError` naming `workload.<key>` unless it is a whole number of at least `least`."""
-    if not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"workload.{key}", value, f"must be a whole number, {least} or more")
     return value
 
 
 def rate(key: str, value: object) -> float:
     """`value`, or `ConfigError` naming `workload.<key>` unless it is a finite number above zero."""
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ConfigError(f"workload.{key}", value, "must be a number above 0")
     return value

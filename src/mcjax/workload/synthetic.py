@@ -106,6 +106,8 @@ class Synthetic:
         number("temperature", temperature, 0)
         whole("max_tokens", max_tokens, 1)
         rate("rate_per_s", rate_per_s)
+        if block_tokens is not None:
+            whole("block_tokens", block_tokens, 1)
         if arrival_family not in FAMILIES:
             raise ConfigError("workload.arrival_family", arrival_family, "no such family of gaps", FAMILIES)
         if arrival_family == "weibull" and arrival_cv not in (0, 1):

@@ -33,7 +33,7 @@ def parse_tenants(tenants: Mapping[str, Mapping[str, Any]]) -> tuple[Tenant, ...
                 raise ConfigError(f"{key}.{setting}", settings[setting], "unknown key", allowed)
         tenant = Tenant(str(name), **dict(settings))
         number(f"tenants.{name}.share", tenant.share, 0)
-        if not isinstance(settings.get("priority", 0), int):
+        if isinstance(tenant.priority, bool) or not isinstance(settings.get("priority", 0), int):
             raise ConfigError(f"{key}.priority", tenant.priority, "must be a whole number; higher goes first")
         whole(f"tenants.{name}.system_prompt_tokens", tenant.system_prompt_tokens, 0)
         parsed.append(tenant)

@@ -16,8 +16,9 @@ class Static:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.low <= self.high <= 1.0:
-            raise ConfigError("kvpool.watermark", f"{self.low}..{self.high}", "needs 0 < low <= high <= 1")
+        for name, value, most in (("high", self.high, 1.0), ("low", self.low, self.high)):
+            if not 0.0 < value <= most:
+                raise ConfigError(f"kvpool.watermark.{name}", value, "needs 0 < low <= high <= 1")
 
     def levels(self, history: Sequence[float]) -> tuple[float, float]:
         return self.low, self.high

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mcjax.errors import ConfigError
 from mcjax.sched.base import Admit, Expectation, Reject, Stage
 from mcjax.sched.view import ClusterView
 from mcjax.types import Request
@@ -20,6 +21,10 @@ class EarlyRejection:
     """
 
     slack: float = 1.0  # reject above this many times the SLO
+
+    def __post_init__(self) -> None:
+        if not self.slack > 0:
+            raise ConfigError("sched.admission.slack", self.slack, "must be more than 0")
 
     def admit(
         self, request: Request, expectation: Expectation, view: ClusterView, stage: Stage, rng: np.random.Generator

@@ -1,0 +1,188 @@
+"""The keys of a config that no one class of ours takes: their kinds, bounds and units, section by section.
+
+A key's default and what it means stand where it is declared, in `conf/`. Sections with a `_target_` are not here: the
+signature of what they name says what they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from mcjax.app.schema.kinds import Bounds, Form
+from mcjax.backends.jax.meshes import read_meshes
+from mcjax.engine.cluster_spec import parse_cluster
+from mcjax.track.tracker import Settings as Track
+
+Count = Annotated[int, Bounds(1)]
+Index = Annotated[int, Bounds(0)]
+Tokens = Annotated[int, Bounds(1, unit="tokens")]
+Bytes = Annotated[int, Bounds(1, unit="bytes")]
+Seconds = Annotated[float, Bounds(0, unit="seconds")]
+MoreSeconds = Annotated[float, Bounds(above=0, unit="seconds")]
+Period = Annotated[float, Bounds(1e-6, unit="seconds")]
+"""Shorter ones than a microsecond would be no time at all in nanoseconds, or stop virtual time."""
+Share = Annotated[float, Bounds(above=0, most=1)]
+Penalty = Annotated[float, Bounds(-2, most=2)]
+Spread = Annotated[float, Bounds(0, most=1)]
+
+Cluster = Annotated[
+    object,
+    Form("instances, such as 8p8d, 16m, 2p2d+1m or {prefill: 8, decode: 8}", lambda key, v: parse_cluster(v, key)),
+]
+Mesh = Annotated[
+    object,
+    Form("a whole number of devices, 1 or more, or a mapping by role", lambda key, value: read_meshes(value)),
+]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Beside the groups."""
+
+    cluster: Cluster
+    cluster_changes: list[Any]
+    seed: Index
+    slices: Count
+    slice: Index
+    verify: bool | None
+    rerun: bool
+    question: str | None
+    debug: bool
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`engine`: bounds and periods of the instances' procedures."""
+
+    headroom_tokens: Tokens | None
+    preemption: Literal["swap", "recompute"]
+    timeout_s: MoreSeconds | None
+    max_steps: Count | None
+    lease_s: MoreSeconds
+    wait_s: Seconds
+    detect_s: Seconds
+    stall_s: MoreSeconds
+
+
+@dataclass(frozen=True)
+class Sched:
+    """`sched`, beside its strategies."""
+
+    report_period_s: Period
+    view_delay_s: Seconds
+    attempts: Count
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`transfer`."""
+
+    deadline_s: MoreSeconds
+    attempts: Count
+
+
+@dataclass(frozen=True)
+class KVPool:
+    """`kvpool`, beside its strategies."""
+
+    block_tokens: Tokens | None
+    dram_bytes: Bytes | None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """`kernels`."""
+
+    attention: Literal["blockwise", "reference"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """`launcher`."""
+
+    name: Literal["embedded"]
+
+
+@dataclass(frozen=True)
+class JaxBackend:
+    """`backend=jax`."""
+
+    name: Literal["jax"]
+    numerics: Literal["invariant", "fast"]
+    tolerance: Annotated[float, Bounds(above=0)] | None
+    chunk_tokens: Tokens
+    prefill_widths: Literal["auto"] | list[Count]
+    max_batch: Count
+    decode_batches: Literal["auto"] | list[Count]
+    fused_steps: Count
+    max_context_tokens: Tokens
+    pages: Count | None
+    memory_share: Share
+    memory_bytes: Bytes | None
+    pool_blocks: Count
+    mesh: Mesh
+    compilation_cache: str | None
+    poison: bool
+    verify: bool
+
+
+@dataclass(frozen=True)
+class SimBackend:
+    """`backend=sim`."""
+
+    name: Literal["sim"]
+    chunk_tokens: Tokens
+    max_batch: Count
+    memory_share: Share
+    spine_bytes_per_s: Annotated[float, Bounds(above=0, unit="bytes a second")] | None
+    noise: Spread
+
+
+@dataclass(frozen=True)
+class CheckBackend:
+    """`backend=check`."""
+
+    name: Literal["check"]
+    schedules: Count
+    shape: Cluster | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`workload.sampling` of `workload=text`: how tokens are chosen."""
+
+    temperature: Annotated[float, Bounds(0)]
+    seed: Index | None
+    top_k: Index
+    top_p: Share
+    min_p: Spread
+    min_tokens: Annotated[int, Bounds(0, unit="tokens")]
+    repetition_penalty: Annotated[float, Bounds(above=0)]
+    presence_penalty: Penalty
+    frequency_penalty: Penalty
+    stop_strings: list[str]
+    logprobs: Index | None
+    n: Count
+
+
+SECTIONS: Mapping[str, type] = {
+    "engine": Engine,
+    "kernels": Kernels,
+    "kvpool": KVPool,
+    "transfer": Transfer,
+    "sched": Sched,
+    "launcher": Launcher,
+    "track": Track,
+}
+"""By key of the config. What becomes of `track` is a dataclass already, and checks its own bounds."""
+
+BACKENDS: Mapping[str, type] = {"jax": JaxBackend, "sim": SimBackend, "check": CheckBackend}
+"""The section `backend`, by `backend.name`."""
+
+MADE = ("hardware", "model", "cost", "workload", "slo", "faults")
+"""Sections with a `_target_`, beside the strategies (`plugins.PLACES`)."""
+
+PARTS: Mapping[str, Mapping[str, type]] = {"mcjax.workload.text.Text": {"sampling": Sampling}}
+"""Mappings that a class takes, and whose keys it does not declare one by one."""
