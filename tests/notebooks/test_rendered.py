@@ -1,4 +1,4 @@
-"""docs/notebooks has every notebook with what it showed: the same cells, in the same order, and pictures that are there."""
+"""docs/notebooks has every notebook with what it showed: its cells in order, and pictures that are there."""
 
 from __future__ import annotations
 
