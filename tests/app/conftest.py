@@ -77,14 +77,14 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def drawn_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A small simulated sweep, made once for the tests of figures and reports."""
+    return small_sweep(tmp_path_factory.mktemp("figures"))
+
+
+@pytest.fixture(scope="session")
 def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the small files that some options of `conf/` read."""
     folder = tmp_path_factory.mktemp("needed")
     write_needed(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def drawn_sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A small simulated sweep, made once for the tests of figures and reports."""
-    return small_sweep(tmp_path_factory.mktemp("figures"))

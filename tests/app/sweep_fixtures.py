@@ -25,13 +25,16 @@ import glob, os, signal, time
 from mcjax.sched.base import PrefillChoice
 
 class Shortest:
-    """Takes the shortest queue. Waits in mid-run once `enough` runs are done, until there is a file `go`."""
+    """Takes the shortest queue. Waits in mid-run once `enough` runs are done, unless told to go on.
+
+    Told by the environment: a file that the source names would be an input, and part of the run's key.
+    """
     enough = 10**9
     def __init__(self):
         self.calls = 0
     def choose(self, request, view, rng):
         self.calls += 1
-        while self.calls == 3 and len(glob.glob("runs/*/DONE")) >= self.enough and not os.path.exists("go"):
+        while self.calls == 3 and len(glob.glob("runs/*/DONE")) >= self.enough and "GO_ON" not in os.environ:
             time.sleep(0.02)
         return PrefillChoice(int(view.queue_s.argmin()))
 
@@ -67,13 +70,13 @@ class Killed(Shortest):
 '''
 
 
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(place: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """The command line in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-m", "mcjax.cli", *arguments],
         cwd=place,
-        env=environment,
+        env={**os.environ, **environment, "PYTHONPATH": path},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -118,10 +121,10 @@ def states(found: Sweep) -> list[str]:
     return [point.state for point in found.points]
 
 
-def write_trace(path: Path, requests: int, prompt: int) -> Path:
+def write_trace(path: Path, requests: int) -> Path:
     """A Mooncake trace of pairs that share a prefix."""
     rows: Sequence[dict[str, Any]] = [
-        {"timestamp": 500 * i, "input_length": prompt, "output_length": 8, "hash_ids": [i // 2, 100 + i, 200 + i]}
+        {"timestamp": 500 * i, "input_length": 1200, "output_length": 8, "hash_ids": [i // 2, 100 + i, 200 + i]}
         for i in range(requests)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

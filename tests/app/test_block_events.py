@@ -9,6 +9,7 @@ from collections import Counter
 
 import block_life
 import pytest
+from conftest_app import ROOT
 
 import mcjax
 from mcjax.track.run import Run
@@ -45,6 +46,11 @@ def test_blocks_under_faults(names: block_life.Names) -> None:
         names.clear()
         counts += block_life.follow(campaign_of_one(seed), names)
     assert min(counts[kind] for kind in ("insert", "hit", "drop", "transfer_failed", "death")) > 0, counts
+    table = (ROOT / "docs/track.md").read_text().split("## Events")[1].split("\n## ")[0]
+    told = {
+        kind for line in table.splitlines() if line.startswith("| `") for kind in line.split("|")[1].split("`")[1::2]
+    }
+    assert counts.keys() <= told, "a kind that docs/track.md does not tell of"
 
 
 def campaign_of_one(seed: int) -> Run:

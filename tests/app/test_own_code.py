@@ -202,7 +202,7 @@ def test_a_module_counts_with_all_that_it_imports(modules: Callable[..., Any]) -
 def test_values_set_after_the_import_count(modules: Callable[..., Any]) -> None:
     module = modules(helper=HELPER, policy=POLICY.format(package=""))
     first = collect(module.Mine())
-    sys.modules["helper"].LEVEL = 5
+    vars(sys.modules["helper"])["LEVEL"] = 5
     changed = collect(module.Mine())
     assert changed.sha256 != first.sha256
     module.Mine.beta = 3

@@ -85,7 +85,7 @@ def test_objects_from_python_are_made_again(place: Path) -> None:
 
 def test_an_object_that_cannot_be_made_again_is_asked_for(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = Weighted(np.ones(2))
-    own.lock = threading.Lock()
+    vars(own)["lock"] = threading.Lock()
     run = play(prefill=own)
     assert run.directory is not None
     with pytest.raises(RunError, match=r"mcjax.rerun\(run, prefill=Weighted\(\) \(lock: what a _thread.lock"):

@@ -70,37 +70,55 @@ def test_lists_are_swept_over_in_order(place: Path, capsys: pytest.CaptureFixtur
 
 NOTEBOOK = """
 import asyncio, linecache, sys
+
+CELL = '''
 from dataclasses import dataclass
-from mcjax.app.sweep.api import sweep
 from mcjax.sched.base import PrefillChoice
 
 OFFSET = 1
+
+def moved(index, view):
+    return (index + OFFSET) % len(view.queue_s)
 
 @dataclass
 class Mine:
     index: int = 0
     def choose(self, request, view, rng):
-        return PrefillChoice((self.index + OFFSET) % len(view.queue_s))
+        return PrefillChoice(moved(self.index, view))
 
 def of_a_cell(index):
-    return lambda request, view, rng: PrefillChoice(index)
+    def always(request, view, rng):
+        return PrefillChoice(index)
+    return always
+'''
+name = "/tmp/ipykernel_1/2.py"
+linecache.cache[name] = (len(CELL), None, CELL.splitlines(True), name)
+exec(compile(CELL, name, "exec"), globals())
 
 async def cell():
-    return sweep(sys.argv[1:], prefill=[Mine(0), Mine(1), Mine, of_a_cell(1), of_a_cell(0)])
+    import mcjax
+    alone = mcjax.run(sys.argv[1:], prefill=Mine(1))
+    return alone, mcjax.sweep(sys.argv[1:], prefill=[Mine(0), Mine(1), of_a_cell(1), of_a_cell(0)])
 
-runs = asyncio.run(cell())
+alone, runs = asyncio.run(cell())
 assert not runs.refused, runs.refused
-one, other, again, other_too, one_too = [run.requests for run in runs]
-assert one.equals(again) and one.equals(other_too) and not one.equals(other) and other.equals(one_too)
+one, other, one_too, other_too = [run.requests for run in runs]
+assert one.equals(one_too) and not one.equals(other) and other.equals(other_too)
 print([run.config["plugins"]["prefill"] for run in runs])
+print([run.cached for run in runs], alone.record.run_key == runs[1].record.run_key != "")
+print([len(list(run.directory.glob("strategies/*.py"))) for run in runs])
 """
 
 
 def test_classes_of_a_notebook_inside_its_running_loop(fresh: Callable[..., Answer], place: Path) -> None:
-    """Neither a file that could be imported, nor a guard around the call."""
-    answer = fresh(*BARE, code=NOTEBOOK)
+    """Neither a file that could be imported, nor a guard around the call; source is kept, and what ran is known."""
+    answer = fresh(*SMALL, code=NOTEBOOK)
     assert answer.status == 0, answer.err
-    assert answer.out.strip() == "['Mine', 'Mine', 'Mine', '<lambda>', '<lambda>']"
+    assert answer.out.splitlines() == [
+        "['Mine', 'Mine', 'always', 'always']",
+        "[False, True, False, False] True",
+        "[1, 1, 1, 1]",
+    ]
 
 
 @pytest.mark.parametrize("inside_a_loop", [False, True])

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
-from conftest_app import SMALL, Answer, runs
+from conftest_app import SMALL, runs
 
+import mcjax
 from mcjax.app.trace import command
 
-Command = Callable[..., Answer]
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = mcjax.run(
+        [*SMALL, f"track.sinks.0.directory={tmp_path_factory.mktemp('made')}"], progress=False
+    ).directory
+    assert directory is not None
+    return directory
 
 
 @pytest.fixture
-def run(mcjax: Command, place: Path) -> Path:
-    assert mcjax(*SMALL).status == 0
-    return runs(place)[0]
+def run(made: Path, place: Path) -> Path:
+    """The run, in the working directory's `runs`."""
+    shutil.copytree(made, place / "runs" / made.name)
+    return place / "runs" / made.name
 
 
-def test_a_whole_run_and_some_of_its_requests(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_and_some_of_its_requests(run: Path, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert command([str(run)]) == 0
     whole = place / f"{run.name}.pftrace.gz"
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert whole.name in out
     assert "MB" in out
     assert "https://ui.perfetto.dev" in out
@@ -48,12 +57,12 @@ def test_a_whole_run_and_some_of_its_requests(run: Path, place: Path, capsys: py
     ],
 )
 def test_what_to_mend_is_one_message(
-    run: Path, place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    run: Path, place: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     before = sorted(place.rglob("*"))
-    capsys.readouterr()
+    capfd.readouterr()
     assert command([run.name if word == "RUN" else word for word in arguments]) == 2
-    captured = capsys.readouterr()
+    captured = capfd.readouterr()
     assert captured.err.startswith("mcjax: ")
     assert told in captured.err
     assert "Traceback" not in captured.err
@@ -61,8 +70,8 @@ def test_what_to_mend_is_one_message(
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_run_without_tables_is_refused(mcjax: Command, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert mcjax(*SMALL, "track.level=summary").status == 0
-    capsys.readouterr()
+def test_a_run_without_tables_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mcjax.run([*SMALL, "track.level=summary"], progress=False)
+    capfd.readouterr()
     assert command([str(runs(place)[0])]) == 2
-    assert "track.level" in capsys.readouterr().err
+    assert "track.level" in capfd.readouterr().err

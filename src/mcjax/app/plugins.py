@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcjax.app.mistakes import close_to
+from mcjax.app.own_code.collect import Own
 from mcjax.cost.base import CostModel
 from mcjax.cost.slo import SLOPolicy
 from mcjax.errors import ConfigError
@@ -83,6 +84,8 @@ class Plugins:
     def __init__(self, given: Mapping[str, Any]):
         self._given: dict[str, Any] = {}
         self._original = dict(given)
+        self.collected: Mapping[str, tuple[str, Own]] = {}
+        """Name and code of each, if they are on their way to a process in which it could not be found out."""
         for place, strategy in given.items():
             if place not in PLACES:
                 raise ConfigError(place, type(strategy).__name__, f"no such strategy{close_to(place, PLACES)}", PLACES)

@@ -103,10 +103,8 @@ def _own_code(plain: Mapping[str, Any], plugins: Plugins) -> tuple[dict[str, Own
     collector = Collector(hashed)
     found: dict[str, Own] = {}
     names: dict[str, str] = {}
-    for place in PLACES:
-        given = plugins.original(place)
-        if given is not None:
-            found[place], names[place] = collector.collect(place, given), shown(given)
+    for place, (name, code) in (plugins.collected or own_code_given(plugins, collector)).items():
+        found[place], names[place] = code, name
     covered = tuple(PLACES[place][0] + "." for place in found)
     for key, target in _targets(plain, ""):
         if key.startswith(covered) or home_of(target.rpartition(".")[0]) in ("ours", "python"):
@@ -115,6 +113,14 @@ def _own_code(plain: Mapping[str, Any], plugins: Plugins) -> tuple[dict[str, Own
         place = next((name for name, (section, _) in PLACES.items() if section == place), place)
         found[place], names[place] = collector.collect(place, locate(key, target)), target
     return found, names
+
+
+def own_code_given(plugins: Plugins, collector: Collector | None = None) -> dict[str, tuple[str, Own]]:
+    """By place, what the strategies that were given are called and made of. Some of it (decorators, the cells of a
+    notebook) is within reach only in the process where they were defined."""
+    teller = collector or Collector(hashed)
+    given = {place: plugins.original(place) for place in PLACES}
+    return {place: (shown(one), teller.collect(place, one)) for place, one in given.items() if one is not None}
 
 
 def _targets(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -133,6 +133,15 @@ def test_pareto_of_other_metrics() -> None:
         draw(runs, "pareto", x="ttft_s.p95")
 
 
+def test_pareto_is_in_milliseconds_where_seconds_would_be_fractions() -> None:
+    drawn = draw([run_with([2000, 3000], interval_ms=5)], "pareto")
+    (panel,) = drawn.figure.axes
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("TTFT p90, s", "TBT p90, ms")
+    (point,) = panel.get_lines()
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == pytest.approx((2.9, 5))
+    assert drawn.data.column("tbt_s.p90").to_pylist() == pytest.approx([0.005])
+
+
 def test_what_is_asked_wrongly_is_answered_with_what_was_meant() -> None:
     run = run_with()
     for options, words in (

@@ -172,7 +172,8 @@ class Collector:
             values.update(cells_of(function))
         loose = self._now.loose
         for name in globals_named(source):
-            if name in values and values[name] is not thing:
+            of_the_module = name.startswith("__") and name.endswith("__")  # such as __name__, which a class body reads
+            if name in values and values[name] is not thing and not of_the_module:
                 value = values[name]
                 definition = isinstance(value, type | FunctionType) and home_of(_module_of(value)) == "loose"
                 try:
@@ -234,7 +235,7 @@ def _is_generated(owner: Any, function: Any) -> bool:
     name, code = function.__name__, function.__code__
     written = code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
     wrapped = function.__globals__.get("__name__") in ("reprlib", "dataclasses")
-    return name.startswith("__") and name.endswith("__") and (written or wrapped)
+    return wrapped or (written and name.startswith("__") and name.endswith("__"))
 
 
 def _texts(told: Any) -> list[str]:

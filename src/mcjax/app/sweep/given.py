@@ -9,13 +9,13 @@ import linecache
 import marshal
 import os
 import pickle
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, cast
 
 from mcjax.app.plugins import Plugins
+from mcjax.app.provenance import own_code_given
 from mcjax.errors import ConfigError
 
 
@@ -29,10 +29,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """`main` is the file of the caller's program and `cells` the text of a notebook's: source is looked up in them."""
+    """`cells` is the text of a notebook's: an error in one shows its line."""
 
     plugins: Plugins
-    main: str | None
     cells: Mapping[str, list[str]]
 
 
@@ -50,8 +49,8 @@ def combinations(strategies: Mapping[str, Any]) -> list[Given]:
         named = dict(zip(choices, combination, strict=True))
         plugins = Plugins({place: strategy for place, (_, strategy) in named.items()})
         words = tuple(f"{place}={name}" for place, (name, _) in named.items())
-        main = getattr(sys.modules.get("__main__"), "__file__", None)
-        found.append(Given(words, _pickled(words, _Parcel(plugins, main and os.path.abspath(main), cells))))
+        plugins.collected = own_code_given(plugins)
+        found.append(Given(words, _pickled(words, _Parcel(plugins, cells))))
     return found
 
 
@@ -66,11 +65,6 @@ def unpacked(pickled: bytes) -> Plugins:
         raise ConfigError("strategies", "given", what) from problem
     for name, lines in parcel.cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    main = sys.modules["__main__"]
-    if parcel.main is not None:
-        main.__file__ = parcel.main
-    elif hasattr(main, "__file__"):
-        del main.__file__
     return parcel.plugins
 
 

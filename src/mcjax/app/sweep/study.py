@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig
 
-from mcjax.app.compose import compose, made
-from mcjax.app.mistakes import locate
+from mcjax.app import reuse
+from mcjax.app.build import track_settings
+from mcjax.app.compose import compose
 from mcjax.app.sweep.given import Given
 from mcjax.app.sweep.launcher import Batch
 from mcjax.app.sweep.messages import Event, Job, Outcome
@@ -27,7 +28,6 @@ from mcjax.track.console import Outlook
 from mcjax.track.run import Run
 from mcjax.track.run_directory import now
 from mcjax.track.runs import Runs
-from mcjax.track.sinks.files import Files
 from mcjax.track.sweep import FAILED, INTERRUPTED, RUNNING, Point, Sweep
 
 WRITE_PERIOD_S = 1.0
@@ -143,7 +143,7 @@ class Study:
 
     def _begin(self, config: DictConfig) -> None:
         self.begun = True
-        base = _base(config)
+        base = reuse.base_of(track_settings(config).sinks)
         if base is None:
             return
         try:
@@ -196,16 +196,6 @@ class Study:
             self._sweep.write()
         except OSError as problem:  # the runs are worth more than the record
             print(f"mcjax: {self._sweep.directory}: the sweep's record cannot be written: {problem}", file=sys.stderr)
-
-
-def _base(config: DictConfig) -> Path | None:
-    """The folder of all runs, or None where nothing is kept on disk."""
-    for index, section in enumerate(cast("Sequence[Any]", config.track.sinks)):
-        key = f"track.sinks[{index}]"
-        target = locate(f"{key}._target_", section["_target_"])
-        if isinstance(target, type) and issubclass(target, Files):
-            return made(config, key).base
-    return None
 
 
 def _cores() -> int:

@@ -6,6 +6,7 @@ prints goes to standard output and error as ever, and cannot get between the mes
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -26,7 +27,7 @@ from mcjax.app.sweep.given import unpacked
 from mcjax.app.sweep.messages import Job, Outcome, Stage, receive, send
 from mcjax.track.console import Figures, Outlook
 from mcjax.track.run import Run
-from mcjax.track.sweep import DONE, FAILED, INTERRUPTED
+from mcjax.track.sweep import CACHED, DONE, FAILED, INTERRUPTED
 
 TELL_PERIOD_S = 0.5
 LOOK_PERIOD_S = 1.0
@@ -83,6 +84,8 @@ class Worker:
             outcome = self._play(job)
             self._playing = False
             send(self._connection, outcome)
+            del outcome
+            gc.collect()  # a run's tens of megabytes lie in cycles until then
 
     def _play(self, job: Job) -> Outcome:
         """Ctrl-C, passed on by the parent, reaches the run and nothing else; one that came too early comes now."""
@@ -122,7 +125,7 @@ class Worker:
 
 def _outcome_of(run: Run) -> Outcome:
     if run.state == "done":
-        return Outcome(DONE, run=run)
+        return Outcome(CACHED if run.cached else DONE, run=run)
     return Outcome(INTERRUPTED if run.reason == "interrupted" else FAILED, run.reason, run)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mcjax.track.arrow import arrow
 from mcjax.track.levels import REQUESTS
 from mcjax.track.plots.over_time import Edges, PerSource
 from mcjax.track.plots.panels import natural
@@ -21,28 +22,37 @@ ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
 def binned(run: Run, metrics: Sequence[str], edges: Edges) -> Mapping[str, tuple[list[str], PerSource]]:
     """By metric: the sources, in order of their numbers, and the mean of each in each bin."""
     bins = len(edges) - 1
-    rows: dict[str, dict[str, NDArray[np.float64]]] = {name: {} for name in metrics}
-    for name, source, times, values in _series(run, metrics):
-        sums = rows[name].setdefault(source, np.zeros((2, bins)))
+    places: dict[str, dict[str, int]] = {name: {} for name in metrics}
+    sums: dict[str, NDArray[np.float64]] = {name: np.zeros((2, 0)) for name in metrics}
+    for name, words, codes, times, values in _gauges(run, metrics):
+        known = places[name]
+        rows = np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
         index = np.searchsorted(edges, times, side="right") - 1
         index[times == edges[-1]] = bins - 1  # the last tick closes the last bin
         inside = (index >= 0) & (index < bins)
-        sums[0] += np.bincount(index[inside], values[inside], bins)
-        sums[1] += np.bincount(index[inside], minlength=bins)
+        cells, size = (rows * bins + index)[inside], len(known) * bins
+        grown: NDArray[np.float64] = np.zeros((2, size))
+        grown[:, : sums[name].shape[1]] = sums[name]
+        grown[0] += np.bincount(cells, values[inside], size)
+        grown[1] += np.bincount(cells, minlength=size)
+        sums[name] = grown
     found: dict[str, tuple[list[str], PerSource]] = {}
-    for name, by_source in rows.items():
-        order = sorted(by_source, key=natural)
-        sums = np.array([by_source[source] for source in order]).reshape(len(order), 2, bins)
-        counts = sums[:, 1]
-        found[name] = order, np.divide(sums[:, 0], counts, out=np.full(counts.shape, np.nan), where=counts > 0)
+    for name, known in places.items():
+        order = sorted(known, key=natural)
+        of_source = sums[name].reshape(2, len(known), bins)
+        totals, counts = (each[[known[source] for source in order]] for each in of_source)
+        means: PerSource = np.full(counts.shape, np.nan)
+        found[name] = order, np.divide(totals, counts, out=means, where=counts > 0)
     return found
 
 
 def counters(run: Run, metric: str, edges: Edges) -> Mapping[str, NDArray[np.float64]]:
     """By source: how much a counter grew in each bin (between samples it grows evenly), NaN after its last sample."""
     parts: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
-    for _, source, times, values in _series(run, [metric]):
-        parts.setdefault(source, []).append((times, values))
+    for _, words, codes, times, values in _gauges(run, [metric]):
+        for code, source in enumerate(words):
+            rows = codes == code
+            parts.setdefault(source, []).append((times[rows], values[rows]))
     grown: dict[str, NDArray[np.float64]] = {}
     for source in sorted(parts, key=natural):
         times, values = (np.concatenate(each) for each in zip(*parts[source], strict=True))
@@ -75,19 +85,20 @@ def by_role(title: str, sources: Sequence[str], values: PerSource) -> dict[str, 
     return {f"{title}, {name}": values[[stem == name for stem in stems]] for name in names}
 
 
-def _series(run: Run, metrics: Sequence[str]) -> Iterator[tuple[str, str, NDArray[np.int64], NDArray[np.float64]]]:
-    """`(metric, source, times, values)`, a piece of the table at a time."""
+_Gauges = tuple[str, list[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+
+
+def _gauges(run: Run, metrics: Sequence[str]) -> Iterator[_Gauges]:
+    """`(metric, sources, [N] which of them, [N] times, [N] values)`, a metric of a piece of the table at a time."""
     for piece in run.pieces("samples", "time_ns", "metric", "source", "value"):
-        words: list[tuple[Any, list[str]]] = []
-        for column in ("metric", "source"):
-            encoded = piece.column(column).combine_chunks().dictionary_encode()
-            words.append((encoded.indices.to_numpy(), encoded.dictionary.to_pylist()))
-        (metric_codes, names), (source_codes, sources) = words
+        encoded: list[Any] = [
+            piece.column(column).combine_chunks().dictionary_encode() for column in ("metric", "source")
+        ]
+        metric_codes, source_codes = (column.indices.to_numpy() for column in encoded)
         times, values = integers(piece, "time_ns"), floats(piece, "value")
-        for code, name in enumerate(names):
-            if name not in metrics:
-                continue
-            rows = np.flatnonzero(metric_codes == code)
-            for source in np.unique(source_codes[rows]).tolist():
-                of_source = rows[source_codes[rows] == source]
-                yield name, sources[source], times[of_source], values[of_source]
+        for code, name in enumerate(encoded[0].dictionary.to_pylist()):
+            if name in metrics:
+                rows = metric_codes == code
+                present, codes = np.unique(source_codes[rows], return_inverse=True)
+                words = encoded[1].dictionary.take(arrow().array(present)).to_pylist()
+                yield name, words, codes, times[rows], values[rows]

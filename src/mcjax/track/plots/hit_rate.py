@@ -11,7 +11,7 @@ from mcjax.track.metrics import metric
 from mcjax.track.plots.by_group import sweep_panels, swept
 from mcjax.track.plots.drawn import Drawn
 from mcjax.track.plots.kind import Kind
-from mcjax.track.plots.over_time import Edges, Quantities, over_time
+from mcjax.track.plots.over_time import BINS_AN_INCH, Edges, Quantities, over_time
 from mcjax.track.plots.panels import share_axis
 from mcjax.track.plots.subject import Subject, without_rows
 from mcjax.track.run import Run
@@ -31,7 +31,7 @@ def draw(subject: Subject) -> Drawn:
             )
         )
     from_ns, to_ns = subject.span_ns()
-    bins = subject.width_in * 36 / LEAST_BINS
+    bins = subject.width_in * BINS_AN_INCH / LEAST_BINS
     return over_time(subject, _read, round((to_ns - from_ns) / bins), _form)
 
 

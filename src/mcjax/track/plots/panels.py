@@ -185,9 +185,11 @@ def _lowest(panels: Sequence[Any]) -> list[Any]:
 
 def share_axis(axis: Any) -> None:
     """Shares of one, as percentages."""
-    from matplotlib import ticker
 
-    axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+    def form(value: float, _: object) -> str:
+        return f"{100 * value:.4g}%"
+
+    axis.set_major_formatter(form)
 
 
 def size_axis(axis: Any) -> None:

@@ -20,6 +20,8 @@ from mcjax.track.plots.subject import Subject
 DEFAULT = ("ttft_s.p90", "tbt_s.p90")
 MOST_POINTS = 40
 HEIGHT_IN = 2.3
+Bands = tuple[Values, Values, Values]
+"""Means of the groups, and the ends of their intervals."""
 MOVES = ((5, 4, "left"), (5, -9, "left"), (-5, 4, "right"), (-5, -9, "right"), (0, 8, "center"), (0, -13, "center"))
 """Where a label may stand, in points from its point, best first."""
 
@@ -32,13 +34,14 @@ def draw(subject: Subject) -> Drawn:
     panel: Any = figure.subplots()
     there = np.isfinite(x[0]) & np.isfinite(y[0])
     best = front(x[0], y[0], across, up)
+    shown_x, shown_y = _shown(across, x), _shown(up, y)
     for index in np.flatnonzero(there).tolist():
         look = LOOKS[index % len(LOOKS)]
         panel.errorbar(
-            x[0][index],
-            y[0][index],
-            xerr=_ends(x, index),
-            yerr=_ends(y, index),
+            shown_x[0][index],
+            shown_y[0][index],
+            xerr=_ends(shown_x, index),
+            yerr=_ends(shown_y, index),
             color=look.colour,
             marker=look.marker,
             markerfacecolor=look.colour if best[index] else "white",
@@ -47,12 +50,14 @@ def draw(subject: Subject) -> Drawn:
             capsize=1.5,
             zorder=4,
         )
-    panel.set_xlabel(_axis_name(across))
-    panel.set_ylabel(_axis_name(up))
+    panel.set_xlabel(_axis_name(across, x))
+    panel.set_ylabel(_axis_name(up, y))
     if there.any():
-        _front_line(panel, x[0][best], y[0][best], across)
+        _front_line(panel, shown_x[0][best], shown_y[0][best], across)
         _room(panel, across, up)
-        _labels(figure, panel, shown.labels, x[0], y[0], grouping(shown))  # last: what else there is takes its room
+        _labels(
+            figure, panel, shown.labels, shown_x[0], shown_y[0], grouping(shown)
+        )  # last: what else there is takes its room
     else:
         nothing(panel, "no figures")
     columns: dict[str, Any] = {}
@@ -79,13 +84,13 @@ def front(x: Values, y: Values, across: Metric, up: Metric) -> np.ndarray[Any, n
     return np.isfinite(x) & np.isfinite(y) & ~(as_good & better).any(axis=0)
 
 
-def _bands(subject: Subject, each: Metric) -> tuple[Values, Values, Values]:
+def _bands(subject: Subject, each: Metric) -> Bands:
     bands = [scalar_band([each.of(run.summary) for run in group.runs.values()]) for group in subject.groups]
     mean, low, high = np.array(bands, np.float64).T
     return mean, low, high
 
 
-def _ends(band: tuple[Values, Values, Values], index: int) -> Any:
+def _ends(band: Bands, index: int) -> Any:
     mean, low, high = (values[index] for values in band)
     return [[mean - low], [high - mean]] if np.isfinite(low) else None
 
@@ -174,8 +179,18 @@ def _box(x0: float, y0: float, x1: float, y1: float) -> Any:
     return Bbox([[x0, y0], [x1, y1]])
 
 
-def _axis_name(each: Metric) -> str:
-    units = {"s": ", s", "1/s": ", 1/s", "B": ", bytes"}
+def _shown(each: Metric, band: Bands) -> Bands:
+    """Milliseconds, where seconds would all be small fractions."""
+    mean, low, high = (1e3 * values if _in_ms(each, band) else values for values in band)
+    return mean, low, high
+
+
+def _in_ms(each: Metric, band: Bands) -> bool:
+    return each.unit == "s" and not (band[0] >= 1).any()
+
+
+def _axis_name(each: Metric, band: Bands) -> str:
+    units = {"s": ", ms" if _in_ms(each, band) else ", s", "1/s": ", 1/s", "B": ", bytes"}
     return f"{each.label}{units.get(each.unit, '')}"
 
 
