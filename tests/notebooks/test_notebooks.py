@@ -19,7 +19,7 @@ def execute(path: Path, folder: Path) -> str:
     """Run a notebook in `folder`, as Jupyter would; returns what its cells printed or showed as text."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook: Any = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
     client.execute()  # raises at the first cell that fails
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
@@ -35,14 +35,34 @@ def test_stored_without_outputs(path: Path) -> None:
     assert any(cell["cell_type"] == "code" for cell in cells)
 
 
-@pytest.mark.notebooks
-@pytest.mark.parametrize("traced", [True, False], ids=["trace", "no trace"])
-def test_first_look(traced: bool, traces: TraceFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[True, False], ids=["trace", "no trace"])
+def traced(
+    request: pytest.FixtureRequest, traces: TraceFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Whether the notebook finds a trace; it runs this source either way."""
     source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", source)
-    folder = traces("mooncake_fast25_conversation.jsonl").parent if traced else tmp_path
+    folder = traces("mooncake_fast25_conversation.jsonl").parent if request.param else tmp_path
     monkeypatch.setenv("MCJAX_TRACES", str(folder))
+    return request.param
+
+
+@pytest.mark.notebooks
+def test_first_look(traced: bool, tmp_path: Path) -> None:
     shown = execute(ROOT / "notebooks" / "01_first_look.ipynb", tmp_path)
     assert ("there is no Mooncake trace" in shown) is not traced
     assert "5 pictures" in shown
     assert "timeline since arrival" in shown
+
+
+@pytest.mark.notebooks
+@pytest.mark.timeout(400)  # forty runs on two cores, which others may use too
+def test_compare(traced: bool, tmp_path: Path) -> None:
+    shown = execute(ROOT / "notebooks" / "02_compare.ipynb", tmp_path)
+    assert ("there is no Mooncake trace" in shown) is not traced
+    assert "40 runs in 5 groups" in shown
+    assert "95 % intervals: studentised bootstrap over 8 pairs" in shown
+    assert "serves most within its bounds; against prefill=" in shown
+    assert "2 pictures" in shown
+    if traced:
+        assert "prefill=kvcache_centric serves most within its bounds; against prefill=cache_aware" in shown
