@@ -11,7 +11,7 @@ from conftest_app import BARE, SMALL, Answer, runs
 from sweep_fixtures import POLICIES, alive, read_until, running, start, states, sweeps, workers
 
 import mcjax as package
-from mcjax.app.sweep.results import results_of
+from mcjax.app.sweep.results import kind_of, results_of
 from mcjax.track.run import load
 from mcjax.track.sweep import Sweep
 
@@ -87,11 +87,13 @@ def test_a_written_down_study_ends_with_a_table_and_a_picture(mcjax: Command, pl
     assert f"next: mcjax compare {sweep.name}, mcjax report {sweep.name}" in answer.out
 
 
-def test_the_picture_is_of_what_was_swept(mcjax: Command, place: Path) -> None:
-    answer = mcjax("-m", *SMALL, "workload.rate_per_s=1,2", "hydra.launcher.workers=1")
-    assert answer.status == 0, answer.err
-    (sweep,) = sweeps(place)
-    assert sorted(path.name for path in sweep.directory.iterdir() if path.suffix == ".pdf") == ["goodput.pdf"]
+def test_the_picture_is_of_what_was_swept(place: Path) -> None:
+    def runs_of(*words: str) -> package.Runs:
+        return package.Runs([package.run([*BARE, word]) for word in words])
+
+    assert kind_of(runs_of("workload.rate_per_s=1", "workload.rate_per_s=2.5")) == "goodput"
+    assert kind_of(runs_of("sched/prefill=random", "sched/prefill=least_loaded")) == "pareto"
+    assert kind_of(runs_of("seed=1", "seed=2")) == "pareto"
 
 
 def test_what_cannot_be_kept_at_the_end_costs_no_run(place: Path, caplog: pytest.LogCaptureFixture) -> None:
