@@ -26,7 +26,7 @@ def points(path: Path) -> Iterator[tuple[str, int, Any]]:
     data, at = path.read_bytes(), 0
     while at < len(data):
         (length,) = struct.unpack("<Q", data[at : at + 8])
-        event = event_pb2.Event()
+        event = event_pb2.Event()  # pyright: ignore[reportAttributeAccessIssue]
         event.ParseFromString(data[at + 12 : at + 12 + length])
         at += 16 + length
         for value in event.summary.value:

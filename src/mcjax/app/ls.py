@@ -45,6 +45,7 @@ def command(arguments: Sequence[str]) -> int:
         print(f"mcjax: {problem}", file=sys.stderr)
         return 2
     finally:
+        gc.freeze()  # nor is it looked through on the way out
         gc.enable()
     listed = found if options.all else found[-max(options.limit, 0) :] if options.limit > 0 else []
     _print(listed, options.format)

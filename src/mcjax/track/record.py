@@ -63,6 +63,9 @@ class RunRecord:
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"), default=str) + "\n"
 
 
+_FIELDS = tuple(field_.name for field_ in fields(RunRecord))
+
+
 def read(directory: Path) -> RunRecord:
     """The record of a run directory; of one from before there were records, what its other files say.
 
@@ -85,7 +88,7 @@ def of(values: Any, directory: Path) -> RunRecord:
     found = cast("dict[str, Any]", values)
     if found["version"] > VERSION:
         raise RunError(f"{directory}: {FILE} has version {found['version']}, this mcjax reads up to {VERSION}")
-    known = {name.name: found[name.name] for name in fields(RunRecord) if name.name in found}
+    known = {name: found[name] for name in _FIELDS if name in found}
     try:
         known["argv"] = tuple(known.get("argv", ()))
         known["strategies"] = {

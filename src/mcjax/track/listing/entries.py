@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import compress
-from operator import is_not, ne
+from operator import ne
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,37 +87,37 @@ def differing(listed: Sequence[Entry]) -> list[str]:
     records = [entry.record for entry in listed if entry.record.config]
     if not records:
         return []
-    varying = _varying(records)
+    varying = _varying([record.config for record in records])
     paired = [key for key in PAIRED if key in varying]
     if "seed" in varying:  # what follows the run's own seed is left out, and what does not is no constant then
-        varying |= {key: None for key in records[0].config if key.endswith(".seed")}
-    return [*differing_keys(_slim(records, ["seed", *varying])), *paired]
+        varying += [key for key in records[0].config if key.endswith(".seed") and key not in varying]
+    choices = _varying([record.choices for record in records])
+    return [*differing_keys(_slim(records, choices, ["seed", *varying])), *paired]
 
 
-def _varying(records: Sequence[RunRecord]) -> dict[str, None]:
-    """Config keys that are not the same in every record. Of the 150 of a config few are: the rest is left out early."""
+def _varying(sections: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that are not the same in every section. Of the 150 of a config few are: the rest is left out early."""
     layouts: dict[tuple[str, ...], tuple[Any, ...]] = {}
     found: set[str] = set()
-    for each in records:  # with as little Python a key as possible: there are thousands of them
-        keys, values = tuple(each.config), tuple(each.config.values())
+    for section in sections:  # with as little Python a key as possible: there are thousands of them
+        keys, values = tuple(section), tuple(section.values())
         first = layouts.setdefault(keys, values)
         if first is not values:
             found.update(compress(keys, map(ne, values, first)))
-            found.update(compress(keys, map(is_not, map(type, values), map(type, first))))
-    configs = [dict(zip(keys, values, strict=True)) for keys, values in layouts.items()]
-    for config in configs[1:]:
-        found.update(configs[0].keys() ^ config.keys())
-        known = configs[0]
-        found.update(key for key in config if key in known and text_of(known[key]) != text_of(config[key]))
-    return {key: None for config in configs for key in config if key in found}
+    known, *others = [dict(zip(keys, values, strict=True)) for keys, values in layouts.items()]
+    for other in others:
+        found.update(known.keys() ^ other.keys())
+        found.update(key for key in other if key in known and text_of(known[key]) != text_of(other[key]))
+    return [key for key in {**known, **{key: None for other in others for key in other}} if key in found]
 
 
-def _slim(records: Sequence[RunRecord], keys: Sequence[str]) -> list[RunRecord]:
-    """The records with these keys alone; of equal ones one."""
+def _slim(records: Sequence[RunRecord], choices: Sequence[str], keys: Sequence[str]) -> list[RunRecord]:
+    """The records with these options and keys alone; of equal ones one."""
     found: dict[str, RunRecord] = {}
     for each in records:
         config = {key: each.config[key] for key in keys if key in each.config}
-        text = repr((config, each.choices, each.strategies))
+        chosen = {group: each.choices[group] for group in choices if group in each.choices}
+        text = repr((config, chosen, each.strategies))
         if text not in found:
-            found[text] = RunRecord(choices=each.choices, config=config, strategies=each.strategies)
+            found[text] = RunRecord(choices=chosen, config=config, strategies=each.strategies)
     return list(found.values())

@@ -93,13 +93,22 @@ def _cells(
     metrics = [CATALOGUE[name] for name in names]
     header = ["key", "run", "when", "state", "config", *(_title(metric) for metric in metrics)]
     now_s = time.time() if now_s is None else now_s
+    labels: dict[tuple[str | None, ...], str] = {}
+
+    def label(entry: Entry) -> str:
+        values = tuple(map(entry.value, keys))
+        if values not in labels:
+            pairs = zip(keys, values, strict=True)
+            labels[values] = label_of({key: value for key, value in pairs if value is not None})
+        return labels[values]
+
     return header, [
         [
             entry.record.run_key[:KEY_DIGITS] or "-",
             entry.name,
             entry.record.started if exact else ago(now_s - entry.started_s) if entry.started_s else "",
             entry.state,
-            label_of({key: value for key in keys if (value := entry.value(key)) is not None}),
+            label(entry),
             *(_figure(entry.record.headline.get(metric.name), metric) for metric in metrics),
         ]
         for entry in listed
