@@ -78,10 +78,15 @@ def _tell_where(problem: ConfigError, key: str, told: str) -> None:
     `told` is what Hydra says of it.
     """
     where = told.rpartition("full_key: ")[2].strip()
+    listed = key.partition("[")[0]
     if where.startswith(f"{key}.") and problem.key.startswith(f"{key}.") and not problem.key.startswith(where):
         there = where + problem.key.removeprefix(key)
-        problem.args = (str(problem).replace(problem.key, there, 1),)
-        problem.key = there
+    elif listed != key and problem.key.startswith(f"{listed}.") and not problem.key.startswith(key):
+        there = f"{key}.{problem.key.rpartition('.')[2]}"  # one of a list, such as track.sinks[1]
+    else:
+        return
+    problem.args = (str(problem).replace(problem.key, there, 1),)
+    problem.key = there
 
 
 def plain_value(value: Any) -> Any:

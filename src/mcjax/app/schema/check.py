@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,8 +53,7 @@ def check_kinds(config: Mapping[str, Any]) -> None:
 @functools.cache
 def kinds_of(section: type) -> dict[str, Any]:
     """The kind of each key of a declared section."""
-    hints = typing.get_type_hints(section, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+    return typing.get_type_hints(section, include_extras=True)
 
 
 def check_value(key: str, value: Any, kind: Any) -> None:

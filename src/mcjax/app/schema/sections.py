@@ -1,13 +1,13 @@
 """The keys of a config that no one class of ours takes: their kinds, bounds and units, section by section.
 
 A key's default and what it means stand where it is declared, in `conf/`. Sections with a `_target_` are not here: the
-signature of what they name says what they take.
+signature of what they name says what they take. Nothing is ever made of these classes: they are read for their
+annotations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from mcjax.app.schema.kinds import Bounds, Form
@@ -37,7 +37,6 @@ Mesh = Annotated[
 ]
 
 
-@dataclass(frozen=True)
 class Root:
     """Beside the groups."""
 
@@ -52,7 +51,6 @@ class Root:
     debug: bool
 
 
-@dataclass(frozen=True)
 class Engine:
     """`engine`: bounds and periods of the instances' procedures."""
 
@@ -66,7 +64,6 @@ class Engine:
     stall_s: MoreSeconds
 
 
-@dataclass(frozen=True)
 class Sched:
     """`sched`, beside its strategies."""
 
@@ -75,7 +72,6 @@ class Sched:
     attempts: Count
 
 
-@dataclass(frozen=True)
 class Transfer:
     """`transfer`."""
 
@@ -83,7 +79,6 @@ class Transfer:
     attempts: Count
 
 
-@dataclass(frozen=True)
 class KVPool:
     """`kvpool`, beside its strategies."""
 
@@ -91,21 +86,18 @@ class KVPool:
     dram_bytes: Bytes | None
 
 
-@dataclass(frozen=True)
 class Kernels:
     """`kernels`."""
 
     attention: Literal["blockwise", "reference"]
 
 
-@dataclass(frozen=True)
 class Launcher:
     """`launcher`."""
 
     name: Literal["embedded"]
 
 
-@dataclass(frozen=True)
 class JaxBackend:
     """`backend=jax`."""
 
@@ -128,7 +120,6 @@ class JaxBackend:
     verify: bool
 
 
-@dataclass(frozen=True)
 class SimBackend:
     """`backend=sim`."""
 
@@ -140,7 +131,6 @@ class SimBackend:
     noise: Spread
 
 
-@dataclass(frozen=True)
 class CheckBackend:
     """`backend=check`."""
 
@@ -149,7 +139,6 @@ class CheckBackend:
     shape: Cluster | None
 
 
-@dataclass(frozen=True)
 class Sampling:
     """`workload.sampling` of `workload=text`: how tokens are chosen."""
 

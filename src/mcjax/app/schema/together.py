@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from mcjax.app.runner import read_changes
-from mcjax.app.schema.files import default_of
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.errors import ConfigError
 from mcjax.track.flat import flat, text_of
@@ -84,6 +83,8 @@ def _real(config: Mapping[str, Any]) -> None:
 def _simulated(config: Mapping[str, Any]) -> None:
     if config["cost"]["_target_"] != MEASURED:
         return
+    from mcjax.app.schema.files import default_of
+
     for name in SIZES_OF_A_MEASURED_MACHINE:
         value = config["backend"][name]
         if value != default_of("backend/sim", name):
