@@ -63,6 +63,7 @@ def test_stop_strings_and_a_last_line_without_end(said: list[str]) -> None:
     assert rest == "\n"
 
 
+@pytest.mark.check_long
 def test_a_conversation_that_outgrows_the_context_can_be_forgotten() -> None:
     long = "word " * 60
     said = talk(f"{long}\n/reset\nshort\n/quit\n")
@@ -71,6 +72,7 @@ def test_a_conversation_that_outgrows_the_context_can_be_forgotten() -> None:
     assert said[5].endswith("of 23 prompt tokens from the cache")
 
 
+@pytest.mark.check_long
 def test_control_c_stops_the_answer_and_not_the_chat() -> None:
     overrides = ("workload.max_tokens=1900", "workload.ignore_eos=true", "backend.max_context_tokens=2048")
     process = started(*overrides, "backend.pages=80", "backend.pool_blocks=80")

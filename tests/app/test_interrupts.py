@@ -39,7 +39,9 @@ class Stops:
         return PrefillChoice(0)
 
 
-@pytest.mark.parametrize("world", [SMALL, REAL], ids=["sim", "jax"])
+@pytest.mark.parametrize(
+    "world", [pytest.param(SMALL, id="sim"), pytest.param(REAL, id="jax", marks=pytest.mark.check_long)]
+)
 def test_interrupted_command(fresh: Command, place: Path, world: tuple[str, ...]) -> None:
     answer = fresh(*world, *KILLS, f"sched.prefill.signal={int(signal.SIGINT)}")
     assert answer.status == 130, answer.err

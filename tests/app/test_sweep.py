@@ -73,6 +73,7 @@ def test_nothing_runs_if_a_point_cannot_be_made(mcjax: Command, place: Path) -> 
         assert not runs(place)
 
 
+@pytest.mark.check_long
 def test_a_written_down_study_ends_with_a_table_and_a_picture(mcjax: Command, place: Path, trace: Path) -> None:
     words = ["experiment=prefill_selections", "cluster=2p2d", "track.sinks.0.overview=false"]
     answer = mcjax(*words, f"workload.path={trace}", "sched/prefill=random,least_loaded")
@@ -106,6 +107,7 @@ def test_what_cannot_be_kept_at_the_end_costs_no_run(place: Path, caplog: pytest
     assert ["could not be compared" in told[0], "could not be drawn" in told[1]] == [True] * 2
 
 
+@pytest.mark.check_long
 def test_batches_are_one_sweep_and_one_that_keeps_nothing_says_so(mcjax: Command, place: Path) -> None:
     answer = mcjax("-m", *BARE, "seed=1,2", "hydra.sweeper.max_batch_size=1")
     assert answer.status == 0, answer.err
@@ -113,6 +115,7 @@ def test_batches_are_one_sweep_and_one_that_keeps_nothing_says_so(mcjax: Command
     assert not (place / "runs").exists()
 
 
+@pytest.mark.check_long
 def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
     process = start(policies, "-m", *SMALL, *own("Shortest", "WaitsAtOnce"))
     read_until(process, "point 1 of 2 done", "[point 2] waits")
@@ -131,6 +134,7 @@ def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
     assert partial.decisions.num_rows >= 2
 
 
+@pytest.mark.check_long
 def test_a_second_ctrl_c_kills_and_points_that_wait_never_begin(policies: Path) -> None:
     stubborn = "\nclass Stubborn(Shortest):\n    def choose(self, request, view, rng):\n"
     stubborn += "        print('never')\n        while True:\n"

@@ -76,6 +76,7 @@ def check_repeated(place: Path, whole: Path, arguments: Sequence[str], done: Seq
     assert digests(repeated) == digests(unbroken)
 
 
+@pytest.mark.check_long
 def test_a_killed_sweep_is_repeated_by_its_own_command(place: Path) -> None:
     """Two selections, two slices; the first two points end, and those after them wait to be killed."""
     broken, whole = folder(place, "broken"), folder(place, "whole")

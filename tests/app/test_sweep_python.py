@@ -110,6 +110,7 @@ print([len(list(run.directory.glob("strategies/*.py"))) for run in runs])
 """
 
 
+@pytest.mark.check_long
 def test_classes_of_a_notebook_inside_its_running_loop(fresh: Callable[..., Answer], place: Path) -> None:
     """Neither a file that could be imported, nor a guard around the call; source is kept, and what ran is known."""
     answer = fresh(*SMALL, code=NOTEBOOK)
@@ -121,6 +122,7 @@ def test_classes_of_a_notebook_inside_its_running_loop(fresh: Callable[..., Answ
     ]
 
 
+@pytest.mark.check_long
 @pytest.mark.parametrize("inside_a_loop", [False, True])
 def test_an_interrupt_keeps_what_there_is(place: Path, capsys: pytest.CaptureFixture[str], inside_a_loop: bool) -> None:
     async def cell() -> package.Runs:
