@@ -17,7 +17,7 @@ from mcjax.track import sweep as records
 from mcjax.track.find import directories
 from mcjax.track.sweep import Sweep
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 """A wait that takes longer has failed."""
 
 POLICIES = '''
