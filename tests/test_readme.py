@@ -27,7 +27,7 @@ def run(arguments: list[str], place: Path, traces: Path | None = None) -> str:
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -40,7 +40,7 @@ def test_commands(command: str, tmp_path: Path, request: pytest.FixtureRequest) 
         arguments.append(SMALL)
     if "backend=check" in command:
         arguments.append("backend.schedules=5")
-    assert "run directory" in run([sys.executable, "-m", "mcjax.cli", *arguments], tmp_path, traces)
+    assert re.search("(run|sweep) directory", run([sys.executable, "-m", "mcjax.cli", *arguments], tmp_path, traces))
 
 
 def test_python(tmp_path: Path) -> None:

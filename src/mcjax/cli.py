@@ -24,6 +24,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax prune                       what may go, by state, age, number or size
   mcjax explain RUN REQUEST         one request's timeline, and what each of its decisions chose among
   mcjax replay RUN                  decide a run's decisions again from its own log
+  mcjax config [GROUP]              groups, options and keys: default, what it takes, what it is
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
   mcjax validate [key=value ...]    the simulator against the real engine on this machine
@@ -58,6 +59,7 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 COMMANDS = {
     "chat": "mcjax.app.chat",
     "replay": "mcjax.app.replay",
+    "config": "mcjax.app.config",
     "ls": "mcjax.app.ls",
     "rerun": "mcjax.app.rerun",
     "prune": "mcjax.app.prune",

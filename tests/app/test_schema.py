@@ -28,6 +28,9 @@ Command = Callable[..., Answer]
 
 WALKED = [name for name in OPTIONS if not name.startswith(("experiment/", "hydra/")) and not name.endswith("/custom")]
 
+WALKED_ALWAYS = ("backend/jax", "backend/sim", "workload/synthetic", "sched/prefill/kvcache_centric", "track/wandb")
+"""The others take their time."""
+
 NEGATIVE = ("priority", "presence_penalty", "frequency_penalty")
 """Last parts of keys whose numbers may be below 0."""
 
@@ -90,7 +93,10 @@ def refusal_of(option: str, config: DictConfig, plain: dict[str, Any], path: str
     return ""
 
 
-@pytest.mark.parametrize("option", WALKED)
+@pytest.mark.parametrize(
+    "option",
+    [name if name in WALKED_ALWAYS else pytest.param(name, marks=pytest.mark.check_long) for name in WALKED],
+)
 def test_wrong_values_of_every_key_are_refused(option: str, needed: Path) -> None:
     """By the declared kinds; or, since some bounds are the business of the class, when it is made."""
     config = copy.deepcopy(composed(option, needed))

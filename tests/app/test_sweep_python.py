@@ -69,7 +69,7 @@ def test_lists_are_swept_over_in_order(place: Path, capsys: pytest.CaptureFixtur
 
 
 NOTEBOOK = """
-import asyncio, linecache, sys
+import asyncio, linecache, os, sys, tempfile
 
 CELL = '''
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def of_a_cell(index):
         return PrefillChoice(index)
     return always
 '''
-name = "/tmp/ipykernel_1/2.py"
+name = os.path.join(tempfile.gettempdir(), "ipykernel_1", "2.py")
 linecache.cache[name] = (len(CELL), None, CELL.splitlines(True), name)
 exec(compile(CELL, name, "exec"), globals())
 
