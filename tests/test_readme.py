@@ -30,14 +30,17 @@ def test_there_is_something_to_test() -> None:
     assert len(COMMANDS) == 6
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+LONG = [pytest.param(text, marks=pytest.mark.check_long) if "+slices" in text else text for text in COMMANDS]
+
+
+@pytest.mark.parametrize("command", LONG)
 def test_commands(command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The traces are cut short, and fewer schedules checked; all else is as it stands."""
     (tmp_path / "my_policy.py").write_text(PYTHON[0])
     arguments, traces = shlex.split(command)[1:], None
     if "mooncake" in command:
         traces = request.getfixturevalue("traces")("mooncake_fast25_conversation.jsonl").parent
-        arguments.append(SMALL)
+        arguments.append(SMALL if "+slices" not in command else "workload.limit=400")
     if "backend=check" in command:
         arguments.append("backend.schedules=5")
     assert re.search("(run|sweep) directory", run([sys.executable, "-m", "mcjax.cli", *arguments], tmp_path, traces))

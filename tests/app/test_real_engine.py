@@ -41,6 +41,7 @@ print(run)
 """
 
 
+@pytest.mark.check_long
 def test_real_engine_in_a_running_loop(fresh: Command) -> None:
     answer = fresh(code=CODE)
     assert answer.status == 0, answer.err

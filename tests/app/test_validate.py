@@ -49,6 +49,7 @@ assert validate.command([*arguments, "backend.poison=true"]) == 2
 """
 
 
+@pytest.mark.check_long
 def test_a_quick_validation_twice_in_one_folder(fresh: Fresh, place: Path) -> None:
     answer = fresh(*SMALL, code=TWICE)
     assert answer.status == 0, answer.err

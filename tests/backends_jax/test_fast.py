@@ -190,6 +190,7 @@ def test_a_run_over_meshes(tmp_path: Path, mesh: str, bitwise: bool) -> None:
     assert done.summary["compilations_after_warm_up"] == 0
 
 
+@pytest.mark.check_long
 def test_a_wrong_token_of_a_fast_run_fails_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mcjax.app import run as app
 

@@ -50,7 +50,8 @@ def spread_of_pieces_s(pieces: Callable[[], Iterable[NDArray[np.int64]]]) -> dic
     count = total = largest = 0
     for values in _short(pieces()):
         count += len(values)
-        total += int(values.sum())
+        # In halves: a sum of int64 would overflow at years of nanoseconds.
+        total += (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
         largest = max(largest, int(values.max(initial=0)))
     names = ["mean", *(f"p{percent}" for percent in PERCENTILES)]
     if count == 0:
