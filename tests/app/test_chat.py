@@ -39,6 +39,7 @@ def said() -> list[str]:
     return talk(f"{QUESTION}\n\n/nonsense\nand then?\nand then?\n/reset\n{QUESTION}\n/quit\nunread\n")
 
 
+@pytest.mark.check_long
 def test_a_conversation_is_remembered_until_it_is_forgotten(said: list[str]) -> None:
     first, remark, _, unknown, second, later, _, third, _, forgotten, again, last, end = said
     assert re.fullmatch(

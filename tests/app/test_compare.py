@@ -63,6 +63,7 @@ def hardly_better(request: Request, view: ClusterView, rng: np.random.Generator)
     return PrefillChoice(int(view.queue_s.argmin()) if rng.random() < 0.002 else chance)
 
 
+@pytest.mark.check_long
 def test_a_real_difference_is_marked_and_a_tiny_one_is_not(place: Path) -> None:
     """The power check on real runs: the same traffic for chance, for what is hardly better, and for a real policy."""
     seeds = range(pairs_needed(ERROR))

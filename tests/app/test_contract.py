@@ -85,6 +85,7 @@ def test_seed_streams_are_apart() -> None:
     assert generator(3, Stream.POLICY).random() != generator(3, Stream.SAMPLING).random()
 
 
+@pytest.mark.check_long
 def test_sweep_keeps_a_run_a_point(mcjax: Command, place: Path) -> None:
     answer = mcjax(*SMALL, "-m", "sched/prefill=random,cache_aware", "seed=1,2")
     assert answer.status == 0, answer.err

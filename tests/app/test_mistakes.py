@@ -140,6 +140,7 @@ def test_unknown_command(fresh: Command) -> None:
     assert "no command 'repaly'" in answer.err
 
 
+@pytest.mark.check_long
 def test_sweep_goes_on_after_a_point_that_fails(mcjax: Command, place: Path) -> None:
     answer = mcjax(*SMALL, "-m", "cluster=7x,2p2d,1p1d")
     assert answer.status == 1

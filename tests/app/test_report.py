@@ -131,6 +131,7 @@ def test_labels_are_text(page: Page, path: Path) -> None:
     assert "&lt;script&gt;" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.check_long
 def test_equal_runs_give_an_equal_page(path: Path, drawn_sweep: Sweep) -> None:
     kinds = ["tbt_cdf", "pareto", "links"]
     first, second = (report(drawn_sweep, path.with_name("again.html"), kinds).read_bytes() for _ in range(2))
@@ -167,6 +168,7 @@ def test_the_command(drawn_sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys
     assert "nowhere: no such run" in capsys.readouterr().err
 
 
+@pytest.mark.check_long
 def test_one_run_and_runs_that_keep_only_some_tables(drawn_sweep: Sweep, tmp_path: Path) -> None:
     (one,) = load_all(drawn_sweep.runs()[:1])
     page = Page(report(one, tmp_path / "one.html", ["ttft_cdf"]).read_text(encoding="utf-8"))

@@ -323,6 +323,7 @@ for moment in [0, 2, 3, 4, 5, *rng.sample(range(6, 24), 2), *[None] * 2]:
 """
 
 
+@pytest.mark.check_long
 def test_killed_at_any_moment_it_is_refused_with_a_reason(fresh: Command, place: Path) -> None:
     answer = fresh(*SMALL, code=KILLED)
     assert answer.status == 0, answer.err

@@ -52,6 +52,7 @@ def test_points_that_fail_or_die_are_told_and_stop_no_other(mcjax: Command, poli
     assert good[0].record.argv[1:] == sweep.points[0].overrides, "which repeats this point alone"
 
 
+@pytest.mark.check_long
 def test_only_the_parent_prints(mcjax: Command, policies: Path) -> None:
     answer = mcjax("-m", *SMALL, *own("Tells"), "hydra.launcher.workers=1", "+seeds=2")
     assert answer.status == 0, answer.err
@@ -88,6 +89,7 @@ def test_a_written_down_study_ends_with_a_table_and_a_picture(mcjax: Command, pl
     assert f"next: mcjax compare {sweep.name}, mcjax report {sweep.name}" in answer.out
 
 
+@pytest.mark.check_long
 def test_the_picture_is_of_what_was_swept(place: Path) -> None:
     def runs_of(*words: str) -> package.Runs:
         return package.Runs([package.run([*BARE, word]) for word in words])

@@ -55,6 +55,7 @@ def digests(found: package.Runs) -> list[str]:
     return [run.summary["digest"] for run in found]
 
 
+@pytest.mark.check_long
 def test_lists_are_swept_over_in_order(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = Weighs()
     found = sweep([*BARE, "+seeds=2"], workers=2, prefill=[mine, first])

@@ -106,6 +106,7 @@ def test_bad_trackers_hurt_no_run(mcjax: Command, place: Path, caplog: pytest.Lo
     assert not answer.err
 
 
+@pytest.mark.check_long
 def test_ctrl_c_while_a_tracker_hangs(fresh: Command, place: Path) -> None:
     bad = "{_target_: my_sinks.Bad, call: finish, how: interrupted}"
     answer = fresh(*SIM, "workload.sessions=2", f"track.sinks=[{FILES}, {bad}]")
