@@ -54,12 +54,14 @@ def _ours(batch: int, width: int, before: int, capacity: int, dtype: str) -> Con
     import jax
     import jax.numpy as jnp
 
-    from mcjax.kernels.attention.dispatch import paged_attention
+    from mcjax.kernels.attention.blockwise import paged_attention as attend
     from mcjax.kernels.attention.pages import page_dtype
 
-    attend = paged_attention("blockwise")
     each = capacity // PAGE_TOKENS
-    pages = jnp.zeros((batch * each + 1, 1, 2, PAGE_TOKENS, KV_HEADS, HEAD_DIM), page_dtype(dtype))
+    pages = jnp.zeros(
+        (batch * each + 1, 1, 2, PAGE_TOKENS, KV_HEADS, HEAD_DIM),
+        page_dtype(dtype, "tokens_first", jax.default_backend()),
+    )
     # Shuffled, as pages are after a while.
     table = jax.random.permutation(jax.random.key(0), batch * each).reshape(batch, each).astype(jnp.int32)
     queries = jax.random.normal(jax.random.key(1), (batch, width, HEADS, HEAD_DIM), dtype)

@@ -45,12 +45,12 @@ def run(out: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def built_in(group: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every strategy of `conf/sched/GROUP` that its file alone can make, and why others are left out."""
+    """Every strategy of `conf/GROUP` that its file alone can make, and why others are left out."""
     import yaml
 
     made: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    folder = files("mcjax").joinpath("conf", "sched", group)
+    folder = files("mcjax").joinpath("conf", *group.split("/"))
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         name = entry.name.removesuffix(".yaml")
         if not entry.name.endswith(".yaml") or name == "custom":
@@ -103,8 +103,8 @@ def decisions(sizes: Sizes) -> dict[str, Any]:
     cluster = FullCluster(sizes.instances, sizes.blocks)
     prompts = cluster.prompts(WARM_UP + sizes.placements + ROUNDS)
     state, recorder, slo = cluster.state, NullRecorder(), SLO(30.0, 0.1)
-    prefills, no_prefill = built_in("prefill")
-    decodes, no_decode = built_in("decode")
+    prefills, no_prefill = built_in("sched/prefill")
+    decodes, no_decode = built_in("sched/decode")
 
     def placing(prefill: Any, decode: Any) -> Callable[[int], object]:
         strategies = Strategies(prefill, decode, Cheapest(), AdmitAll(), Static())

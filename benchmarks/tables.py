@@ -18,7 +18,7 @@ def tables(results: dict[str, Any]) -> str:
     )
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     cells = [list(head)]
     lines = [f"| {' | '.join(cells[0])} |", f"|{'---|' * len(cells[0])}"]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
@@ -41,7 +41,7 @@ def _conv2x(part: dict[str, Any]) -> str:
     ]
     if theirs["measured"]:
         rows.append((f"DynoSim {theirs['version']}", theirs["runs"], _told(theirs["deterministic"])))
-    made = _table(
+    made = table(
         (f"{part['requests']:,} requests, 8P + 8D", "CPU s", "wall s", "peak RSS MB", "reference s", "deterministic"),
         (
             (
@@ -62,7 +62,7 @@ def _conv2x(part: dict[str, Any]) -> str:
 
 def _scale(part: dict[str, Any]) -> str:
     head = ("instances", "requests", "CPU s", "CPU us a request", "without the start", "peak RSS MB", "reference s")
-    made = _table(
+    made = table(
         head,
         (
             (
@@ -100,13 +100,13 @@ def _profile(profile: dict[str, Any]) -> str:
         f"calls a request at {few}",
         f"at {many}",
     )
-    return "\n" + _table(head, [total, *rows])
+    return "\n" + table(head, [total, *rows])
 
 
 def _overload(part: dict[str, Any]) -> str:
     head = ("run", "CPU s", "CPU us a request", "ratio", "preemptions", "retries", "completed", "virtual s")
     names = ("normal", "overload_swap", "overload_recompute")
-    return _table(
+    return table(
         head,
         (
             (
@@ -128,12 +128,12 @@ def _placement(part: dict[str, Any]) -> str:
     decodes = columns(part["place"])
     pairs = {(row["prefill"], row["decode"]): row for row in part["place"]}
     prefills = list(dict.fromkeys(row["prefill"] for row in part["place"]))
-    place = _table(
+    place = table(
         ("one placement: mean us (cheapest of five rounds)", *(f"decode `{name}`" for name in decodes)),
         ((f"prefill `{one}`", *(_timed(pairs[one, decode], 0) for decode in decodes)) for one in prefills),
     )
     pool = part["pool"]
-    inside = _table(
+    inside = table(
         ("of which, or beside it", "mean us (cheapest round)"),
         (
             ("the view", _timed(part["view"], 0)),

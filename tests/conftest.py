@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -65,6 +66,17 @@ def smollm2() -> str:
             pytest.fail(problem)
         pytest.skip(problem)
     return "smollm2"
+
+
+MAPS_BEFORE_CLEARING = 20_000
+"""Linux grants a process 65,530 memory maps, and each compiled program keeps some forty: a campaign takes 12,000."""
+
+
+def pytest_runtest_setup() -> None:
+    """Let go of compiled programs before there are more than the system has maps for: the next would fail to load."""
+    maps = Path("/proc/self/maps")
+    if (jax := sys.modules.get("jax")) and maps.exists() and len(maps.read_bytes().splitlines()) > MAPS_BEFORE_CLEARING:
+        jax.clear_caches()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

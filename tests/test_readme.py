@@ -27,20 +27,30 @@ def run(arguments: list[str], place: Path, traces: Path | None = None) -> str:
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 9
 
 
-LONG = [pytest.param(text, marks=pytest.mark.check_long) if "+slices" in text else text for text in COMMANDS]
+LONG = [
+    pytest.param(text, marks=pytest.mark.check_long)
+    if re.search(r"\+slices|experiment=(tiers|fig9)|launcher=", text)
+    else text
+    for text in COMMANDS
+]
 
 
 @pytest.mark.parametrize("command", LONG)
 def test_commands(command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The traces are cut short, and fewer schedules checked; all else is as it stands."""
+    """The traces are cut short, fewer chats played and fewer schedules checked; all else is as it stands."""
     (tmp_path / "my_policy.py").write_text(PYTHON[0])
     arguments, traces = shlex.split(command)[1:], None
-    if "mooncake" in command:
+    if "fig9" in command:
+        traces = request.getfixturevalue("traces")("mooncake_fast25_conversation.jsonl").parent
+        arguments += ["backend.policies=[lru,fifo]", "backend.capacities_tokens=[1000000]"]
+    elif "mooncake" in command:
         traces = request.getfixturevalue("traces")("mooncake_fast25_conversation.jsonl").parent
         arguments.append(SMALL if "+slices" not in command else "workload.limit=400")
+    if "tiers" in command:
+        arguments.append("workload.sessions=6")
     if "backend=check" in command:
         arguments.append("backend.schedules=5")
     assert re.search("(run|sweep) directory", run([sys.executable, "-m", "mcjax.cli", *arguments], tmp_path, traces))

@@ -24,8 +24,10 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax prune                       what may go, by state, age, number or size
   mcjax explain RUN REQUEST         one request's timeline, and what each of its decisions chose among
   mcjax replay RUN                  decide a run's decisions again from its own log
+  mcjax pool inspect|verify DIR     an SSD tier: what lies in it, and whether every block is whole
   mcjax config [GROUP]              groups, options and keys: default, what it takes, what it is
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
+  mcjax kernels model=M hardware=H  each attention kernel's limit, what binds it, and what was achieved
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
   mcjax validate [key=value ...]    the simulator against the real engine on this machine
   mcjax figures                     the published figures again: ours, published, difference
@@ -45,7 +47,7 @@ Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cp
 Models     model=tiny|smollm2|llama3-8b|llama3-70b|qwen3-32b|hugging_face
            cost=auto|fitted|roofline|table|measured|aiconfigurator
 Tracking   track=files|wandb|tensorboard|none
-Studies    experiment=mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
+Studies    experiment=tiers|mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
 
   mcjax backend=sim workload=mooncake workload.path=FILE cluster=8p8d hardware=a800x8 model=llama3-70b
   mcjax backend=check faults=random seed=1
@@ -59,6 +61,7 @@ debug=true shows tracebacks for mistakes too. --info and --hydra-help are Hydra'
 COMMANDS = {
     "chat": "mcjax.app.chat",
     "replay": "mcjax.app.replay",
+    "pool": "mcjax.app.pool.command",
     "config": "mcjax.app.config",
     "ls": "mcjax.app.ls",
     "rerun": "mcjax.app.rerun",
@@ -70,6 +73,7 @@ COMMANDS = {
     "report": "mcjax.app.report",
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",
+    "kernels": "mcjax.app.kernels.command",
     "fit": "mcjax.app.fit",
     "validate": "mcjax.app.validate",
     "figures": "mcjax.app.figures.page",

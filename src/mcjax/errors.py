@@ -41,12 +41,37 @@ class MissingExtra(UserError):
         super().__init__(f"{package} is not installed; `pip install 'mcjax[{extra}]'` brings it")
 
 
+class KernelRefused(UserError):
+    """A kernel that has no body for what it was asked. Names the kernel, what does not fit, and the way out."""
+
+    def __init__(self, kernel: str, problem: str, fix: str):
+        super().__init__(f"kernel {kernel}: {problem}; {fix}")
+        self.kernel = kernel
+
+
+class CompileFailed(McjaxError):
+    """A program that the compiler of an accelerator did not take. Names the accelerator and what stood in the way.
+
+    `cause`: the memory that is too small ("vmem", "smem", "hbm", "shared"), "unsupported" for what cannot be
+    lowered, or "compiler" for anything else.
+    """
+
+    def __init__(self, target: str, cause: str, problem: str):
+        super().__init__(f"{target}, {cause}: {problem}")
+        self.target = target
+        self.cause = cause
+
+
 class ChatTemplateError(UserError):
     """A chat template that cannot be read, or that refuses a conversation."""
 
 
 class RunError(UserError):
     """A run directory that cannot be used (unfinished, of another version, damaged)."""
+
+
+class StoreError(UserError):
+    """A directory of blocks that cannot be used: of another model, layout or version, in use, or damaged."""
 
 
 class VerificationError(McjaxError):
@@ -72,6 +97,14 @@ class Rejected(RequestError):
 
 class RequestTooLarge(RequestError):
     """Needs more blocks or pages than a whole instance or pool has: no waiting would help."""
+
+
+class LossyOnly(RequestError):
+    """Its blocks could rest only where their numbers are rounded, and it does not accept that."""
+
+    def __init__(self, request_id: int, where: str):
+        fix = "let requests accept it (workload.accepts_lossy=true), or store host memory as computed"
+        super().__init__(request_id, f"does not accept lossy blocks, and host memory rounds them {where}; {fix}")
 
 
 class UnsupportedSampling(RequestError):
@@ -124,9 +157,15 @@ class Preempted(RequestError):
 class PoolFull(McjaxError):
     """A pool cannot make room: what it holds is pinned, leased or reserved. The conductor decides what then."""
 
-    def __init__(self, node: str, needed: int, free: int):
-        super().__init__(f"pool {node}: {needed} blocks needed, {free} can be freed")
+    def __init__(self, node: str, needed: int, free: int, pending: bool = False, own: bool = False):
+        more = ", more are being saved" if pending else ""
+        where = " within the tenant's share" if own else ""
+        super().__init__(f"pool {node}: {needed} blocks needed, {free} can be freed{where}{more}")
         self.node = node
+        self.own = own
+        """Whether it is its own share that the tenant has used up: others may find room."""
+        self.pending = pending
+        """Whether there will be room as soon as what is to leave has been saved in the tier below."""
 
 
 class LeaseLost(McjaxError):
@@ -152,6 +191,47 @@ class StaleRegion(TransferError):
 
 class BlockCorrupt(TransferError):
     """Bytes whose checksum is not the one recorded."""
+
+
+class Unencodable(TransferError):
+    """A block with numbers that the target's encoding has no place for (NaN or infinity among others). It stays where
+    it is; another attempt would not help."""
+
+
+class TierUnavailable(TransferError):
+    """A tier's device cannot be used now (full, failing, far too slow). Its blocks count as not there."""
+
+
+class PeerLost(TransferError):
+    """The other side's process or connection is gone; what it had not answered did not arrive, or nobody knows."""
+
+
+class AccessRefused(TransferError):
+    """The other side does not let its memory be touched so: unknown key, bytes outside the region, not writable."""
+
+
+class HandshakeRefused(TransferError):
+    """Two endpoints that do not talk to each other: another secret, another version, another kind."""
+
+
+class TransferTimeout(TransferError):
+    """Not there by its deadline."""
+
+
+class TransferCancelled(TransferError):
+    """Given up by whoever asked for it."""
+
+
+class LayoutMismatch(TransferError):
+    """Blocks of one layout for a place of another between which there is no conversion."""
+
+
+class TransportUnavailable(UserError):
+    """A transport that cannot work on this machine. Says what is missing, and what brings it."""
+
+    def __init__(self, transport: str, problem: str, fix: str):
+        super().__init__(f"transport {transport}: {problem}; {fix}")
+        self.transport = transport
 
 
 class DeadlineExceeded(McjaxError):

@@ -235,6 +235,25 @@ class RequestState(enum.StrEnum):
     FAILED = "failed"
 
 
+class Miss(enum.StrEnum):
+    """Why a part of a prompt had to be computed."""
+
+    UNSEEN = "unseen"
+    """No pool is known to have had it."""
+    EVICTED = "evicted"
+    """Every copy had left for want of room."""
+    PENDING = "pending"
+    """Expected there, and not there yet: another request was computing it, or the conductor's view was stale."""
+    ELSEWHERE = "elsewhere"
+    """Another node had it, and the placement did not ask for it."""
+    SKIPPED = "skipped"
+    """It could have been brought, and was not: `skip_reason` says why."""
+    FAULT = "fault"
+    """It was lost, corrupt, or could not be read or moved."""
+    LOSSY = "lossy"
+    """It lies in a lossy encoding only, which the request does not accept."""
+
+
 @dataclass(slots=True, eq=False)
 class Branch:
     """What came of output i > 0 of a request with `n > 1`."""
@@ -256,10 +275,22 @@ class RequestRow:
     prefill_instance: str = ""
     decode_instance: str = ""
     attempts: int = 0
+    hbm_tokens: int = 0
+    """Prompt tokens found on the prefill instance's own device: like what follows, as the first attempt found it."""
     local_tokens: int = 0
-    """Prompt tokens found in the prefill node's own pool (first attempt)."""
+    """Prompt tokens found in the prefill node's own pool."""
     remote_tokens: int = 0
-    """Prompt tokens pulled from another node's pool (first attempt)."""
+    """Prompt tokens pulled from another node's pool."""
+    ssd_tokens: int = 0
+    """Prompt tokens brought up from an SSD."""
+    available_tokens: int | None = None
+    """Prompt tokens of the longest prefix that the conductor knew of anywhere; None while nobody has looked."""
+    routed_tokens: int | None = None
+    """Prompt tokens that the placement expected not to be computed."""
+    missed_tokens: Mapping[Miss, int] | None = None
+    """The rest of the prompt, by cause."""
+    skip_reason: str = ""
+    """Why tokens were skipped: the first reason, if there were several."""
     prefill_start_ns: int = -1
     first_token_ns: int = -1
     finish_ns: int = -1
@@ -277,6 +308,11 @@ class RequestRow:
     """Outputs 1, 2 ... of a request with `n > 1`."""
     slo_ttft_s: float = float("inf")
     slo_tbt_s: float = float("inf")
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that were not computed, of all tiers."""
+        return self.hbm_tokens + self.local_tokens + self.remote_tokens + self.ssd_tokens
 
 
 class Scripts(Protocol):
@@ -393,11 +429,21 @@ class Tokenizer(Protocol):
 
 
 class Packer(Protocol):
-    """Encodes and decodes a block's bytes for a replica (bf16 as is, int8, compressed); injected where bytes rest."""
+    """How the bytes of a block rest in a memory: as they were computed, or in fewer. Injected where bytes rest."""
 
     name: str
+    """Of the encoding. Two of one name, for blocks of one layout, write the same bytes."""
     lossy: bool
+    """Whether what comes out may differ from what went in."""
+    block_bytes: int
+    """Of a block as it was computed."""
+    packed_bytes: int
+    """Of a block at rest: a function of its layout, the same for every block."""
 
-    def pack(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+    def pack(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """`[block_bytes]` to `[packed_bytes]`. Raises `Unencodable` for numbers that the encoding has no place for."""
+        ...
 
-    def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+    def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """`[packed_bytes]` to `[block_bytes]`."""
+        ...

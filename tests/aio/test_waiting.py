@@ -306,3 +306,39 @@ async def test_a_condition_that_fails_fails_its_own_waiter():
     with pytest.raises(PoolFull):
         await first
     assert await second
+
+
+@on_both
+async def test_who_waits_for_something_of_its_own_lets_others_by_but_keeps_its_place():
+    queue = aio.WaitQueue("q")
+    free, own = [0], [0]
+    order: list[str] = []
+
+    def takes(name: str, of_its_own: bool = False) -> None:
+        def attempt() -> bool | None:
+            if of_its_own and not own[0]:
+                return None
+            if not free[0]:
+                return False
+            free[0] -= 1
+            order.append(name)
+            return True
+
+        aio.spawn(queue.until(attempt), name)
+
+    takes("own", of_its_own=True)
+    await instant()
+    free[0] = 1
+    takes("first")  # at once: nobody who waits wants this
+    await instant()
+    assert order == ["first"]
+    takes("second")
+    takes("third")
+    await instant()
+    own[0], free[0] = 1, 2
+    queue.notify()
+    assert order == ["first", "own", "second"]
+    free[0] = 1
+    queue.notify()
+    assert order == ["first", "own", "second", "third"]
+    assert len(queue) == 0

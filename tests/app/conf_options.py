@@ -127,10 +127,15 @@ def composed(option: str, folder: Path) -> DictConfig:
 
 
 def make(option: str, config: DictConfig) -> Any:
-    """What the option's section becomes, or None for one that nothing is made of."""
+    """What the option's section becomes, or None for one that nothing is made of, beside the strategies in it."""
     key = group_key(option)
     section = OmegaConf.select(config, key)
-    if key == "experiment" or "_target_" not in section:
+    if key == "experiment":
+        return None
+    if "_target_" not in section:
+        for name, inner in section.items():
+            if isinstance(inner, DictConfig) and "_target_" in inner:
+                made(config, f"{key}.{name}")
         return None
     if key == "backend":
         return locate("backend", section["_target_"])

@@ -40,6 +40,19 @@ def test_blocks_that_are_evicted_and_come_again(names: block_life.Names) -> None
     assert max(inserted.values()) > 1, "some came again"
 
 
+@pytest.mark.parametrize("cluster", ["2p1d", "2m"])
+def test_blocks_that_stay_on_the_device(cluster: str, names: block_life.Names) -> None:
+    """Each tier has its own life of a block; pages run out, so that some leave the device before the host."""
+    load = ("workload=synthetic", "workload.sessions=40", "workload.turns=4", "workload.rate_per_s=60")
+    small = ("kvpool.hbm_cache=true", "backend.memory_share=0.231", "engine.headroom_tokens=16")
+    run = mcjax.run([*SIM, *load, *small, f"cluster={cluster}"], progress=False)
+    block_life.follow(run, names)
+    events = run.events.to_pylist()
+    on_device = Counter(event["kind"] for event in events if event["tier"] == "hbm")
+    assert min(on_device[kind] for kind in ("insert", "hit", "evict")) > 30, on_device
+    assert run.summary["tokens_by_tier"]["hbm"] > 0
+
+
 def test_blocks_under_faults(names: block_life.Names) -> None:
     counts: Counter[str] = Counter()
     for seed in range(8):

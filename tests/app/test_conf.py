@@ -51,9 +51,22 @@ def test_every_key_is_explained(file: str) -> None:
         explained_above[depth:] = [has_comment or key.startswith("defaults:")] * (10 - depth)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+SIMULATED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if path.stem != "tiers")
+"""The other one is of the real engine, and runs among the long checks (`test_tiers_real.py`)."""
+
+
+LONG = {"adaptive_watermark": pytest.mark.check_long}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in SIMULATED])
 def test_experiment_runs(mcjax: Command, place: Path, trace: Path, name: str) -> None:
-    answer = mcjax(f"experiment={name}", f"workload.path={trace}", "track.sinks.0.overview=false")
+    traces = [f"workload.path={trace}"]
+    if name == "fig9_hit_rate":  # which replays traces of its own
+        traces = [f"backend.traces.{each}.path={trace}" for each in ("conversation", "synthetic")]
+    if name == "adaptive_watermark":  # which has two stretches of either
+        parts = ("conversation", "synthetic", "both_conversation", "both_synthetic")
+        traces = [f"workload.parts.{part}.{key}" for part in parts for key in (f"of.path={trace}", "start_s=0")]
+    answer = mcjax(f"experiment={name}", *traces, "track.sinks.0.overview=false")
     assert answer.status == 0, answer.err
-    assert len(runs(place)) == (5 if name == "prefill_selections" else 1)
+    assert len(runs(place)) == {"prefill_selections": 5, "adaptive_watermark": 10}.get(name, 1)
     assert all((directory / "DONE").exists() for directory in runs(place))

@@ -23,6 +23,7 @@ from mcjax.app.schema.sections import BACKENDS, SECTIONS, JaxBackend, Kernels, R
 from mcjax.app.schema.together import UNREAD_BY_CHECK
 from mcjax.backends.jax.numerics import NUMERICS
 from mcjax.errors import ConfigError, UserError
+from mcjax.kernels.choice import NAMES
 
 Command = Callable[..., Answer]
 
@@ -31,7 +32,7 @@ WALKED = [name for name in OPTIONS if not name.startswith(("experiment/", "hydra
 WALKED_ALWAYS = ("backend/jax", "backend/sim", "workload/synthetic", "sched/prefill/kvcache_centric", "track/wandb")
 """The others take their time."""
 
-NEGATIVE = ("priority", "presence_penalty", "frequency_penalty")
+NEGATIVE = ("priority", "urgent", "presence_penalty", "frequency_penalty")
 """Last parts of keys whose numbers may be below 0."""
 
 NULL = {"backend.compilation_cache", "workload.rate_per_s"}
@@ -134,20 +135,17 @@ def test_every_plain_key_of_conf_is_declared(needed: Path) -> None:
         assert there == set(kinds_of(section))
     config = compose([])
     for key, section in SECTIONS.items():
-        plain = {name for name in config[key] if not OmegaConf.is_dict(config[key][name])}
-        assert plain == set(kinds_of(section))
+        plain = {name for name in config[key] if not config[key][name] or not OmegaConf.is_dict(config[key][name])}
+        assert plain == set(kinds_of(section))  # a mapping that is empty there is a user's to fill
     own = {name for name in config if not OmegaConf.is_dict(config[name])}
     assert own == set(kinds_of(Root))
 
 
 def test_words_of_the_schema_are_those_of_the_mechanisms() -> None:
-    dispatch = pytest.importorskip("mcjax.kernels.attention.dispatch")
     assert kinds_of(JaxBackend)["numerics"] == Literal[NUMERICS]
-    for name in kinds_of(Kernels)["attention"].__args__:
-        assert callable(dispatch.paged_attention(name))
-    with pytest.raises(ConfigError) as caught:
-        dispatch.paged_attention("no such")
-    assert set(str(caught.value).partition("allowed: ")[2].split(", ")) == {*kinds_of(Kernels)["attention"].__args__}
+    for key, kind in kinds_of(Kernels).items():
+        words = kind if key == "pages" else kind.__args__[0]  # or a mapping
+        assert words == Literal[NAMES[key]]
 
 
 REFUSED = [
@@ -165,7 +163,18 @@ REFUSED = [
     (["engine.lease_s=.nan"], ["engine.lease_s", "seconds"]),
     (["engine.preemption=recompute"], ["engine.preemption=recompute", "engine.headroom_tokens"]),
     (["engine.preemption=drop"], ["engine.preemption=drop", "one of swap, recompute"]),
-    (["kernels.attention=flash"], ["kernels.attention=flash", "one of blockwise, reference"]),
+    (["kernels.prefill=flash"], ["kernels.prefill=flash", "one of xla, pallas, reference, or a mapping"]),
+    (["+kernels.attention=xla"], ["kernels.attention=xla", "there is no such key", "prefill, decode, kv_pack, pages"]),
+    (["kernels.decode=pallas"], ["kernels.decode=pallas", "pages=tokens_first", "kernels.pages=heads_first"]),
+    (["kernels=pallas", "kernels.pages=tokens_first"], ["kernels.prefill=pallas", "kernels.pages=heads_first"]),
+    (["kernels.prefill={_target_: mcjax.kernels.pallas.Prefil}"], ["kernels.prefill._target_", "did you mean Prefill"]),
+    (["kernels.decode={target: mine.attention}"], ["kernels.decode", "needs a _target_"]),
+    (["kernels.decode={_target_: math.hypot2}"], ["kernels.decode._target_=math.hypot2", "math has no hypot2"]),
+    (
+        ["kernels.decode={_target_: json.dumps}"],
+        ["kernels.decode=json.dumps", "must take (queries, keys"],
+    ),
+    (["kernels.kv_pack={_target_: json.JSONDecoder}"], ["kernels.kv_pack", "methods pack and unpack"]),
     (["backend.noise=2"], ["backend.noise=2", "0 to 1"]),
     (["sched/lengths=constant", "sched.lengths.tokens=0"], ["sched.lengths.tokens=0"]),
     (["workload.block_tokens=-3"], ["workload.block_tokens=-3"]),
@@ -192,6 +201,17 @@ def test_refused_before_anything_runs(mcjax: Command, place: Path, overrides: li
 
 REFUSED_BY_WORLD = [
     (["backend=jax", "kvpool.dram_bytes=1e9"], ["kvpool.dram_bytes", "backend.pool_blocks"]),
+    (["backend=jax", "kvpool.ssd_path=tier"], ["kvpool.ssd_path=tier", "give kvpool.ssd_bytes"]),
+    (["backend=jax", "kvpool.ssd_bytes=1000000"], ["kvpool.ssd_bytes=1000000", "give kvpool.ssd_path"]),
+    (["backend=jax", "kvpool.dram_encoding=int8"], ["kvpool.dram_encoding=int8", "workload.accepts_lossy=true"]),
+    (
+        ["backend=jax", "cluster=1m", "verify=true", "kvpool.dram_encoding=int8", "workload.accepts_lossy=true"],
+        ["verify=True", "rounded blocks", "false"],
+    ),
+    (["backend=sim", "kvpool.ssd_encoding=fp8"], ["kvpool.ssd_encoding=fp8", "kvpool.ssd_bytes"]),
+    (["backend=sim", "kvpool.huge_pages=never"], ["kvpool.huge_pages=never", "simulated memory", "auto"]),
+    (["backend=sim", "kvpool.numa_node=0"], ["kvpool.numa_node=0", "simulated memory", "null"]),
+    (["backend=sim", "kvpool.ssd_path=tier", "kvpool.ssd_bytes=1000"], ["kvpool.ssd_path=tier", "no bytes", "null"]),
     (["backend=jax", "backend.fused_steps=2"], ["backend.fused_steps=2", "numerics=invariant"]),
     (["backend=jax", "backend.prefill_widths=[32]"], ["backend.prefill_widths=[32]", "numerics=invariant"]),
     (["backend=jax", "backend.decode_batches=[0]"], ["backend.decode_batches=[0]", "each a whole number, 1 or more"]),

@@ -138,10 +138,10 @@ def test_ctrl_c_keeps_what_there_is(policies: Path) -> None:
 
 @pytest.mark.check_long
 def test_a_second_ctrl_c_kills_and_points_that_wait_never_begin(policies: Path) -> None:
-    stubborn = "\nclass Stubborn(Shortest):\n    def choose(self, request, view, rng):\n"
-    stubborn += "        print('never')\n        while True:\n"
-    stubborn += "            try:\n                time.sleep(1)\n            except KeyboardInterrupt:\n"
-    stubborn += "                print('not now', flush=True)\n"
+    # It says so inside the `try`: the key that is pressed on hearing it cannot fall before.
+    stubborn = "\nclass Stubborn(Shortest):\n    def choose(self, request, view, rng):\n        while True:\n"
+    stubborn += "            try:\n                print('never', flush=True)\n                time.sleep(60)\n"
+    stubborn += "            except KeyboardInterrupt:\n                print('not now', flush=True)\n"
     (policies / "policies.py").write_text(POLICIES + stubborn)
     process = start(policies, "-m", *SMALL, *own("Stubborn"), "hydra.launcher.workers=1", "+seeds=3")
     read_until(process, "[point 1] never")

@@ -35,6 +35,10 @@ ALL_FAULTS = Faults(
     deaths=1.0,
     stale_views=1.0,
     lost_pages=0.3,
+    ssd_failed=0.03,
+    rotten=2.0,
+    ssd_outages=0.5,
+    nic_outages=1.0,
 )
 
 

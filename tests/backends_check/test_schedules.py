@@ -9,7 +9,7 @@ import pytest
 from checking import ALL_FAULTS, NO_FAULTS, run
 
 from mcjax.backends.check.digests import entry, next_token, reference
-from mcjax.backends.check.faults import Faults
+from mcjax.backends.check.faults import TIMED, Faults
 
 CASES = [("no faults", NO_FAULTS), ("all faults", ALL_FAULTS)]
 
@@ -38,7 +38,7 @@ def check(seeds: range, faults: Faults) -> None:
     if faults is ALL_FAULTS:  # a fault that was never injected proves nothing
         assert set(injected) == {
             "lost", "late", "duplicated", "corrupted", "slow", "cancelled", "missed", "broken", "raised",
-            "death", "stale_view", "lost_pages"
+            "death", "stale_view", "lost_pages", "ssd_failed", "rotten", "ssd_outage", "nic_outage"
         }  # fmt: skip
 
 
@@ -48,14 +48,24 @@ def test_a_seed_is_a_schedule() -> None:
     assert run(8, ALL_FAULTS).virtual_s != first.virtual_s
 
 
-@pytest.mark.parametrize("fault", ["lost", "late", "duplicated", "corrupted", "slow", "missed", "broken", "raised"])
-def test_one_kind_of_fault_at_a_high_rate(fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "rate"),
+    [
+        *((fault, 0.25) for fault in ("lost", "late", "duplicated", "corrupted", "slow", "missed", "broken")),
+        ("raised", 0.05),  # of a plan, and a prompt takes many
+        ("ssd_failed", 0.5),
+        ("rotten", 20.0),
+        ("ssd_outages", 5.0),
+        ("nic_outages", 10.0),
+    ],
+)
+def test_one_kind_of_fault_at_a_high_rate(fault: str, rate: float) -> None:
     slow = {"slow": 0.25} if fault == "missed" else {}  # heartbeats only beat while something takes its time
     injected = 0
     for seed in range(12):
-        outcome = run(seed, Faults(**{fault: 0.25, **slow}))
+        outcome = run(seed, Faults(**{fault: rate, **slow}))
         assert not outcome.problems, f"seed {seed}: {outcome.problems[0]}"
-        injected += outcome.faults.get(fault, 0)
+        injected += outcome.faults.get(TIMED.get(fault, fault), 0)
     assert injected > 0
 
 

@@ -1,19 +1,21 @@
-"""The checks find bugs: three are put in on purpose, and each makes the schedules fail."""
+"""The checks find bugs: some are put in on purpose, and each makes the schedules fail."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from checking import ALL_FAULTS, run
 
+from mcjax.backends.check.faults import Faults
 from mcjax.backends.check.transport import CheckTransport
 from mcjax.backends.check.world import CheckWorld
 from mcjax.engine.service import Service
 from mcjax.kvpool.holds import Hold, Pin
-from mcjax.transfer.base import Copy, CopyResult, Transport
+from mcjax.transfer.paths.attempt import Attempt
 
 
 def missed_unpin(service: Service, world: CheckWorld) -> None:
@@ -48,37 +50,61 @@ def lost_completion(service: Service, world: CheckWorld) -> None:
     engine: Any = service.engine
     once, count = engine._once, 0
 
-    async def forgetful(transport: Transport, copy: Copy) -> CopyResult:
+    async def forgetful(attempt: Attempt) -> None:
         nonlocal count
         count += 1
         if count == 7:
             await asyncio.get_running_loop().create_future()
-        return await once(transport, copy)
+        await once(attempt)
 
     engine._once = forgetful
 
 
-BUGS: list[tuple[Callable[[Service, CheckWorld], None], str]] = [
-    (missed_unpin, "integrity"),
-    (skipped_generation_check, "wrong"),
-    (lost_completion, "hanging"),
+def unsaved_evictions(service: Service, world: CheckWorld) -> None:
+    """What must be saved before it leaves a node's host memory leaves all the same."""
+    for node in service.cluster.nodes.values():
+        saver: Any = node.pool.room.saver
+        if saver is not None:
+            saver.unsaved = lambda blocks: ()
+
+
+def trusted_disks(service: Service, world: CheckWorld) -> None:
+    """What comes from an SSD is taken for what was written there."""
+    for node in service.cluster.nodes.values():
+        ssd: Any = node.ssd
+        if ssd is not None:
+            ssd.checksums = lambda blocks: (b"",) * len(blocks)
+
+
+ROTTEN = replace(ALL_FAULTS, rotten=20.0)
+
+BUGS: list[tuple[Callable[[Service, CheckWorld], None], Faults, str]] = [
+    (missed_unpin, ALL_FAULTS, "integrity"),
+    (skipped_generation_check, ALL_FAULTS, "wrong"),
+    (lost_completion, ALL_FAULTS, "hanging"),
+    (unsaved_evictions, ALL_FAULTS, "unsaved"),
+    (trusted_disks, ROTTEN, "wrong"),
 ]
 
 
-@pytest.mark.parametrize(("bug", "kind"), BUGS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_seeded_bug_is_found(bug: Callable[[Service, CheckWorld], None], kind: str) -> None:
-    seeds = range(60)
-    sound = [run(seed, ALL_FAULTS) for seed in seeds]
-    assert not any(outcome.problems for outcome in sound)
-    broken = [run(seed, ALL_FAULTS, bug) for seed in seeds]
+SEEDS = range(40)
+
+
+def test_without_a_bug_nothing_is_found() -> None:
+    assert not any(run(seed, faults).problems for seed in SEEDS for faults in (ALL_FAULTS, ROTTEN))
+
+
+@pytest.mark.parametrize(("bug", "faults", "kind"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
+def test_a_seeded_bug_is_found(bug: Callable[[Service, CheckWorld], None], faults: Faults, kind: str) -> None:
+    broken = [run(seed, faults, bug) for seed in SEEDS]
     found = [outcome for outcome in broken if outcome.problems]
     assert found, "the bug went unnoticed"
     assert any(problem.startswith(kind) for outcome in found for problem in outcome.problems)
 
 
-@pytest.mark.parametrize(("bug", "kind"), BUGS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_failing_seed_fails_each_time(bug: Callable[[Service, CheckWorld], None], kind: str) -> None:
-    seed = next(seed for seed in range(60) if run(seed, ALL_FAULTS, bug).problems)
-    first, again = run(seed, ALL_FAULTS, bug), run(seed, ALL_FAULTS, bug)
+@pytest.mark.parametrize(("bug", "faults", "kind"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
+def test_a_failing_seed_fails_each_time(bug: Callable[[Service, CheckWorld], None], faults: Faults, kind: str) -> None:
+    seed = next(seed for seed in SEEDS if run(seed, faults, bug).problems)
+    first, again = run(seed, faults, bug), run(seed, faults, bug)
     assert first.problems
     assert first.problems == again.problems

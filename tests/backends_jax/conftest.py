@@ -102,7 +102,7 @@ class Lab:
     async def kv(self, executor: JaxExecutor, pages: list[int], tokens: int) -> np.ndarray:
         """`[L, 2, tokens, Hkv, D]` as bits: the KV of the first `tokens` positions of `pages`."""
         raw = await executor.on_thread(lambda: executor.read_pages(pages))
-        blocks = raw.view(np.uint32).reshape(len(pages), *self.programs.page_shape)
+        blocks = raw.view(np.uint32).reshape(len(pages), *self.programs.block_shape)
         return np.concatenate(list(blocks), axis=2)[:, :, :tokens]
 
 

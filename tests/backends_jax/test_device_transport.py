@@ -12,7 +12,7 @@ import xxhash
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.device_transport import Device
 from mcjax.errors import StaleRegion, TransferError
-from mcjax.kvpool.stores.dram import DramStore
+from mcjax.kvpool.stores.host import HostStore
 from mcjax.transfer.base import Copy
 from mcjax.types import NullRecorder
 
@@ -23,7 +23,7 @@ class Node:
     def __init__(self, lab, transport, name, device=0):
         self.executor = lab.executor(name, device)
         self.pages = DevicePages("n0", self.executor, poison=True)
-        self.host = DramStore("n0", 24, lab.programs.page_bytes, name=f"{name}.dram", poison=True)
+        self.host = HostStore("n0", 24, lab.programs.page_bytes, name=f"{name}.dram", poison=True)
         transport.register(self.pages)
         transport.register(self.host)
 
@@ -76,7 +76,7 @@ def test_one_batch_may_visit_several_executors_and_answers_in_order(lab):
         for node in (nodes[0], nodes[2], nodes[2], nodes[1]):
             target = node.host.regions(node.host.reserve(3))
             copies.append(Copy(node.pages.regions([0, 1, 2][::-1]), target, checksum=True))
-        stranger = DramStore("n0", 2, lab.programs.page_bytes, name="stranger")
+        stranger = HostStore("n0", 2, lab.programs.page_bytes, name="stranger")
         copies.insert(1, Copy(stranger.regions([0]), stranger.regions([1])))
         results = await done(transport, *copies)
         bytes_match = [
@@ -149,7 +149,7 @@ def test_what_it_cannot_reach(lab):
     async def main():
         transport = Device()
         one, two = Node(lab, transport, "one"), Node(lab, transport, "two")
-        far = DramStore("elsewhere", 4, lab.programs.page_bytes)
+        far = HostStore("elsewhere", 4, lab.programs.page_bytes)
         transport.register(far)
         assert transport.reaches(one.pages, two.host)
         assert transport.reaches(two.host, one.pages)

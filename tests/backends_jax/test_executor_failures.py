@@ -20,7 +20,7 @@ from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.backends.progress import ExecutorFailed, decode_progress
 from mcjax.engine.base import Kind, StepPlan
 from mcjax.errors import ConfigError, InstanceDown, StaleRegion
-from mcjax.kvpool.stores.dram import DramStore
+from mcjax.kvpool.stores.host import HostStore
 from mcjax.transfer.base import Copy
 from mcjax.types import NullRecorder
 
@@ -113,7 +113,7 @@ def test_lost_pages_are_new_and_no_region_of_before_is_read_again(lab):
         transport = Device()
         executor = lab.executor()
         pages = DevicePages("n0", executor)
-        host = DramStore("n0", 4, lab.programs.page_bytes)
+        host = HostStore("n0", 4, lab.programs.page_bytes)
         transport.register(pages)
         transport.register(host)
         slots, kept = pages.reserve(12), host.reserve(2)
@@ -150,7 +150,7 @@ def test_a_copy_that_costs_the_pages_is_told_by_its_result_and_by_the_plan_under
         transport = Device()
         executor = lab.executor()
         pages = DevicePages("n0", executor)
-        host = DramStore("n0", 4, lab.programs.page_bytes)
+        host = HostStore("n0", 4, lab.programs.page_bytes)
         transport.register(pages)
         transport.register(host)
         slots, kept = pages.reserve(12), host.reserve(1)
@@ -182,7 +182,7 @@ def test_a_copy_that_raises_harms_nobody_else(lab):
         transport = Device()
         executor = lab.executor()
         pages = DevicePages("n0", executor)
-        host = DramStore("n0", 4, lab.programs.page_bytes)
+        host = HostStore("n0", 4, lab.programs.page_bytes)
         transport.register(pages)
         transport.register(host)
         slots, kept = pages.reserve(12), host.reserve(1)
@@ -291,7 +291,7 @@ def test_a_thread_that_dies_tells_whoever_waits(lab):
         transport = Device()
         executor = lab.executor("gone")
         pages = DevicePages("n0", executor)
-        host = DramStore("n0", 4, lab.programs.page_bytes)
+        host = HostStore("n0", 4, lab.programs.page_bytes)
         transport.register(pages)
         transport.register(host)
         hold = threading.Event()

@@ -232,3 +232,41 @@ def test_programs_are_compiled_once_a_device(lab):
         return count, second.compile_count
 
     assert lab.run(main) == (10, 10), "two shapes of the model, two samplers of each, and four that make and move pages"
+
+
+def test_a_plan_begun_without_a_loop_is_answered_on_the_executors_thread(lab):
+    recorder = Outcomes()
+    heard, steps, over = [], [], threading.Event()
+
+    def answered(answer, losses):
+        heard.append((answer, losses, threading.current_thread().name))
+        over.set()
+
+    def begin(executor, token, most):
+        over.clear()
+        plan = StepPlan([lab.item(Kind.DECODE, [token], 33, PAGES)])
+        ticks = iter(range(100, 100_000, 7))
+        executor.begin(plan, most, answered, lambda: next(ticks), lambda *told: steps.append(told))
+
+    async def main():
+        executor = lab.executor("d9", recorder=recorder)
+        token = await lab.prefill(executor, lab.prompt(3, 33), PAGES)
+        whole = await lab.decode(executor, token, 33, PAGES, 6)
+        logged = len(recorder.rows)
+        begin(executor, token, 6)
+        with pytest.raises(ValueError, match="one plan at a time"):
+            begin(executor, token, 6)
+        assert over.wait(60)
+        progress, losses, thread = heard.pop()
+        assert progress.tokens[0].tolist() == whole
+        assert (losses, thread) == (0, "mcjax-d9")
+        assert (progress.start_ns, progress.ends_ns.tolist()) == (100, [107, 114, 121, 128, 135, 142])
+        assert steps == [(k, [whole[k]], 107 + 7 * k) for k in range(6)]
+        assert len(recorder.rows) == logged, "whoever asked keeps the log"
+        with pytest.raises(ValueError, match="needs items"):
+            executor.begin(StepPlan([]), 1, answered, lambda: 0)
+        await executor.close()
+        with pytest.raises(InstanceDown):
+            begin(executor, token, 1)
+
+    lab.run(main)

@@ -56,10 +56,10 @@ def test_a_prompt_goes_through_the_world_and_no_thread_stays():
         assert store.block_bytes == world.kv_format().block_bytes
         prefill = world.instance("p0", "n0", Role.PREFILL)
         decode = world.instance("d0", "n0", Role.DECODE)
-        device, local = world.transports()
+        device, local, mesh = world.transports()
         for memory in (prefill.pages, decode.pages, store):
             device.register(memory)
-        assert (device.name, local.name) == ("device", "local")
+        assert (device.name, local.name, mesh.name) == ("device", "local", "mesh")
 
         source, kept, target = prefill.pages.reserve(2), store.reserve(2), decode.pages.reserve(3)
         prompt = np.arange(16, dtype=np.int32)

@@ -18,6 +18,7 @@ from mcjax.cost import catalogue
 from mcjax.engine.cluster import Mechanisms, Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.decoder import Preemption
+from mcjax.engine.replication import ReplicationSettings
 from mcjax.engine.service import Service, Settings
 from mcjax.errors import DeadlineExceeded
 from mcjax.kvpool.eviction.lru import LRU
@@ -32,7 +33,7 @@ from mcjax.sched.output import Listener, sampling_of
 from mcjax.sched.placement import Strategies
 from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.roles.static import Static
-from mcjax.sched.state import PENDING_NS, LinkEstimate
+from mcjax.sched.state import PENDING_NS, LinkEstimate, ssd_estimate
 from mcjax.sched.tenancy.fifo import FIFO
 from mcjax.types import NS_PER_S, SLO, Decision, NullRecorder, Recorder, Request, RequestRow, Script, Tokenizer
 from mcjax.workload.base import Workload
@@ -75,7 +76,7 @@ class Rows(NullRecorder):
                 decision.reused_tokens,
                 decision.expected_s,
                 tuple(decision.names),
-                tuple((name, tuple(column.tolist())) for name, column in decision.candidates.items()),
+                tuple((name, repr(column.tolist())) for name, column in decision.candidates.items()),
             )
             for decision in self.decisions
             if decision.time_ns < before_ns
@@ -109,15 +110,16 @@ def service(
         settings,
         keeps_tokens,
         share_decoded=world.shares_decoded,
+        ssd=ssd_estimate(world.ssd()),
         tokenizer=tokenizer,
     )
 
 
 @dataclass
 class CheckBench:
-    """A cluster of the checking world without faults: blocks of 4 tokens, chunks of at most 6."""
+    """A cluster of the checking world, without faults by itself: blocks of 4 tokens, chunks of at most 6."""
 
-    cluster: str
+    cluster: str | Mapping[str, int]
     sizes: Sizes = field(default_factory=lambda: Sizes(chunk_tokens=6, max_batch=4))
     seed: int = 0
     max_steps: int | None = None
@@ -125,6 +127,13 @@ class CheckBench:
     headroom_tokens: int | None = None
     preemption: Preemption = "swap"
     timeout_s: float | None = None
+    hbm_cache: bool = False
+    streaming: bool = True
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    faults: Faults = field(default_factory=Faults)
+    shares_decoded: bool = True
+    look: Callable[[Service], None] = lambda service: None
+    """Looks at everything, every millisecond."""
     tokenizer: Callable[[], Tokenizer] | None = None
     rows: Rows = field(default_factory=Rows)
     book: ScriptBook = field(default_factory=ScriptBook)
@@ -132,7 +141,8 @@ class CheckBench:
 
     def run(self, main: Callable[[Service], Coroutine[Any, Any, None]]) -> None:
         """Run `main`; afterwards nothing may be held by anybody, at any time slots and pins must add up."""
-        world = self.world = CheckWorld(self.sizes, self.book, Faults(), np.random.default_rng(self.seed))
+        world = self.world = CheckWorld(self.sizes, self.book, self.faults, np.random.default_rng(self.seed))
+        world.shares_decoded = self.shares_decoded
         settings = Settings(
             report_period_s=0.01,
             attempts=self.attempts,
@@ -141,6 +151,9 @@ class CheckBench:
             preemption=self.preemption,
             timeout_s=self.timeout_s,
             max_steps=self.max_steps,
+            hbm_cache=self.hbm_cache,
+            streaming=self.streaming,
+            replication=self.replication,
             timing=Timing(lease_s=0.3, wait_s=1.0, detect_s=0.02),
         )
 
@@ -156,6 +169,7 @@ class CheckBench:
                     raise AssertionError(f"hanging: {world.loop.who_waits()}") from None
                 finally:
                     await aio.settle(work)
+                await made.cluster.quiesce()
                 await aio.sleep_ns(NS_PER_S)  # longer than a lease
                 made.cluster.check_idle()
                 assert not made.conductor.state._columns[PENDING_NS:].any()
@@ -174,6 +188,7 @@ class CheckBench:
         while True:
             await aio.sleep_ns(MS)
             made.cluster.check_integrity()
+            self.look(made)
 
     def request(
         self, request_id: int, prompt: Sequence[int], output_tokens: int, max_tokens: int = 12, **values: Any
@@ -203,6 +218,8 @@ def simulate(
     patience_s: Mapping[int, float] | None = None,
     preemption: Preemption = "swap",
     listener: Listener | None = None,
+    hbm_cache: bool = False,
+    streaming: bool = True,
 ) -> Rows:
     """Play a workload on LLaMA3-70B instances of the simulated world, and keep every row.
 
@@ -220,7 +237,13 @@ def simulate(
         memory_share=memory_share,
         pool_bytes=pool_bytes,
     )
-    settings = Settings(max_steps=max_steps, headroom_tokens=headroom_tokens, preemption=preemption)
+    settings = Settings(
+        max_steps=max_steps,
+        headroom_tokens=headroom_tokens,
+        preemption=preemption,
+        hbm_cache=hbm_cache,
+        streaming=streaming,
+    )
 
     async def body() -> None:
         async with aio.Scope("test") as scope:

@@ -12,6 +12,7 @@ from mcjax.engine.cluster_spec import InstanceSpec, parse_cluster
 from mcjax.engine.decode import DecodeInstance
 from mcjax.engine.service import Service
 from mcjax.errors import ConfigError
+from mcjax.transfer.layout.describe import whole
 from mcjax.types import RequestState, Role
 
 
@@ -61,9 +62,40 @@ def test_clusters_are_read(text: object, names: str) -> None:
     assert [spec.name for spec in parse_cluster(text)] == names.split()
 
 
+def test_nodes_fail_alone_unless_they_are_put_together() -> None:
+    assert [spec.fault_domain for spec in parse_cluster("1p2d")] == ["", "", ""]
+    racks = [spec.fault_domain for spec in parse_cluster({"prefill": 1, "decode": 2, "per_domain": 2})]
+    assert racks == ["domain-0", "domain-0", "domain-1"]
+    for wrong in (0, -1, True, "2"):
+        with pytest.raises(ConfigError, match=r"cluster\.per_domain"):
+            parse_cluster({"mixed": 2, "per_domain": wrong})
+
+
 @pytest.mark.parametrize(
     "text", ["", "8", "8p", "3d", "0m", "p1d1", "1x", "1p1d-1m", {"decode": 1}, {"prefil": 1}, {"mixed": -1}]
 )
 def test_clusters_that_cannot_serve_are_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="cluster"):
         parse_cluster(text)
+
+
+def test_a_memory_whose_blocks_lie_otherwise_is_refused_when_it_joins() -> None:
+    bench = CheckBench("1p1d")
+    mine = whole("weights", 2, 4, 8, 4, "bfloat16")
+
+    async def main(service: Service) -> None:
+        store_of = bench.world.pool_store
+
+        def pool_store(node: str):
+            store = store_of(node)
+            store.layout = dataclasses.replace(mine, fingerprint="other") if node == "node-d3" else mine
+            return store
+
+        bench.world.pool_store = pool_store
+        for name in ("d1", "d2"):
+            service.cluster.join(InstanceSpec(name, Role.DECODE))
+        with pytest.raises(ConfigError, match=r"node-d3\.dram: its blocks do not lie as those of node-d1\.dram do"):
+            service.cluster.join(InstanceSpec("d3", Role.DECODE))
+        assert "d3" not in service.cluster.instances
+
+    bench.run(main)

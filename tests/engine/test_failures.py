@@ -111,6 +111,34 @@ def test_lost_pages_are_a_death_that_everybody_hears_of_at_once(
     assert not late, "told at once, or as soon as the step that uses its pages is over"
 
 
+@pytest.mark.parametrize(("cluster", "victim"), [("2p2d", "p0"), ("2p2d", "d0"), ("2m", "m0")])
+@settings(max_examples=10)
+@given(after_ms=st.integers(0, LONGEST_MS), seed=st.integers(0, 3))
+def test_a_process_that_is_gone_costs_its_requests_an_attempt_at_once(
+    cluster: str, victim: str, after_ms: int, seed: int
+) -> None:
+    bench = CheckBench(cluster, seed=seed)
+
+    async def main(service: Service) -> None:
+        tickets = [service.frontend.submit(bench.request(n, [*PROMPT[: 4 * n], n], OUTPUT)) for n in range(1, 6)]
+        await aio.sleep_ns(after_ms * MS)
+        service.cluster.died(victim)
+        service.cluster.died(victim)  # who is gone dies no second time
+        for ticket in tickets:
+            row = await ticket.task
+            assert row.state is RequestState.COMPLETED, row.reason
+            assert row.attempts <= 2
+            assert row.output == expected(row.request, OUTPUT)
+        await service.cluster.quiesce()
+        service.cluster.check_idle()  # what the dead held on other nodes has run out, too
+
+    bench.run(main)
+    assert [event[0] for event in bench.rows.events if event[1] == "death"] == [after_ms * MS]
+    retries = [event[0] for event in bench.rows.events if event[1] == "retry"]
+    late = [time_ns for time_ns in retries if time_ns > (after_ms + LONGEST_STEP_MS) * MS]
+    assert not late, "told at once, or as soon as the other side's step that uses its pages is over"
+
+
 @pytest.mark.parametrize(
     ("sampling", "problem"),
     [

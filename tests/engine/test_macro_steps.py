@@ -80,6 +80,7 @@ def test_estimates_do_not_depend_on_macro_steps(cluster: str, seed: int, rate_pe
     st.sampled_from([None, SLO(1.0, 0.05), SLO(4.0, 0.2)]),
     st.dictionaries(st.integers(0, 19).map(lambda session: 1000 * session), st.floats(0.0, 6.0), max_size=6),
     st.sampled_from(["swap", "recompute"]),
+    st.booleans(),
 )
 def test_macro_steps_change_nothing_whatever_happens(
     cluster: str,
@@ -91,8 +92,10 @@ def test_macro_steps_change_nothing_whatever_happens(
     slo: SLO | None,
     patience_s: dict[int, float],
     preemption: Preemption,
+    hbm_cache: bool,
 ) -> None:
-    """Preemption, swap, prompts computed again, chunks that ride along, rejections, cancels, early ends."""
+    """Preemption, swap, prompts computed again, chunks that ride along, rejections, cancels, early ends; blocks that
+    stay on the device."""
 
     def play(max_steps: int | None) -> Rows:
         traffic = Synthetic(
@@ -117,6 +120,7 @@ def test_macro_steps_change_nothing_whatever_happens(
             slo or SLO(float("inf"), float("inf")),
             patience_s,
             preemption,
+            hbm_cache=hbm_cache,
         )
 
     free, single = play(None), play(1)
@@ -141,3 +145,16 @@ def outcome(rows: Rows) -> dict[int, tuple[Any, ...]]:
 def residency(rows: Rows) -> list[tuple[Any, ...]]:
     """Everything that came into a pool or left one, in order."""
     return [event for event in rows.events if event[1] in ("insert", "evict", "drop", "preempt")]
+
+
+def test_every_choice_between_fetching_and_computing_has_its_outcome() -> None:
+    """How long the chunks that computed the span took, or the copy of it; the same however the world got there."""
+    free, single = both("2p2d", 1, 2.0)
+    for rows in (free, single):
+        fetches = [one for one in rows.decisions if one.stage == "fetch"]
+        computed = [one for one in fetches if one.choice == "recompute"]
+        assert computed
+        assert all(one.outcome == "computed" and one.outcome_s > 0 for one in computed)
+        assert all(one.outcome in ("moved", "failed") for one in fetches if one.choice != "recompute")
+    outcomes = [[one.outcome_s for one in rows.decisions if one.stage == "fetch"] for rows in (free, single)]
+    assert outcomes[0] == outcomes[1]

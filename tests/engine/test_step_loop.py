@@ -92,7 +92,7 @@ class Bench:
             tenancy or FIFO(),
             NullRecorder(),
             lambda: self.published.append(aio.now_ns()),
-            lambda count: [0] * count,
+            lambda owner, count: [0] * count,
             max_steps,
         )
         self.told: list[tuple[Any, ...]] = []

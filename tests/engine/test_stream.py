@@ -17,7 +17,7 @@ from mcjax.backends.check.transport import CheckTransport
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.engine.node import Node
 from mcjax.engine.stream import BlockStream, Piece
-from mcjax.errors import InstanceDown, LeaseLost, TransferError
+from mcjax.errors import InstanceDown, LeaseLost, StaleRegion, TransferError
 from mcjax.kvpool.eviction.lru import LRU
 from mcjax.kvpool.pool import Pool
 from mcjax.kvpool.watermark.static import Static as StaticWatermark
@@ -47,6 +47,7 @@ class Bench:
             pool = Pool(name, store, LRU(), StaticWatermark(), NullRecorder(), NS_PER_S)
             self.nodes.append(Node(name, pool, engine, NS_PER_S))
         self.arrived: list[tuple[int, int]] = []
+        self.after: list[Piece] = []
 
     def stream(self, slots: int, target: int = 0, on_arrival: Callable[[Piece], None] | None = None) -> BlockStream:
         node = self.nodes[target]
@@ -58,6 +59,15 @@ class Bench:
                 on_arrival(piece)
 
         return BlockStream(self.nodes[0], node, BLOCKS, self.reservation, self.pin, True, note)
+
+    def onward(self, at_once: bool) -> BlockStream:
+        """From the first node's pool to the second's, sent by `on_arrival` of another."""
+        pool = self.nodes[1].pool
+        self.there = pool.pin(2, BLOCKS), pool.reserve(2, 5)
+        pin, reservation = self.there
+        return BlockStream(
+            self.nodes[0], self.nodes[1], BLOCKS, reservation, pin, False, self.after.append, at_once=at_once
+        )
 
     def piece(self, first: int, count: int) -> Piece:
         return Piece(first, self.pages.regions(range(first, first + count)))
@@ -223,5 +233,46 @@ def test_a_cancelled_stream_leaves_nothing_behind(after_ns: int) -> None:
         await asyncio.sleep(0)
         await aio.sleep_ns(NS_PER_S)
         bench.check()
+
+    virtual(main)
+
+
+def test_at_once_nothing_leaves_before_the_end_and_then_in_one_copy() -> None:
+    async def main() -> None:
+        bench = Bench()
+        onward = bench.onward(at_once=True)
+        inward = bench.stream(5, on_arrival=onward.push)
+        tasks = [aio.spawn(stream.run(), "stream") for stream in (inward, onward)]
+        for first, count in ((0, 2), (2, 1), (3, 2)):
+            inward.push(bench.piece(first, count))
+        inward.close()
+        await tasks[0]
+        await aio.sleep_ns(50 * MS)
+        assert len(bench.arrived) == 3
+        assert not bench.after, "the prompt may still be computed"
+        onward.close()
+        await tasks[1]
+        assert [(piece.first, len(piece.region.slots), len(piece.checksums)) for piece in bench.after] == [(0, 5, 5)]
+        assert bench.bytes_of(1, BLOCKS) == [0, 1, 2, 3]
+        for hold in bench.there:
+            bench.nodes[1].pool.release(hold)
+        bench.check()
+
+    virtual(main)
+
+
+def test_at_once_what_changed_hands_meanwhile_is_not_sent() -> None:
+    async def main() -> None:
+        bench = Bench()
+        sender, target = bench.nodes
+        pin, reservation = target.pool.pin(1, ()), target.pool.reserve(1, 2)
+        stream = BlockStream(sender, target, BLOCKS, reservation, pin, False, at_once=True)
+        task = aio.spawn(stream.run(), "stream")
+        stream.push(bench.piece(0, 1))
+        bench.pages.free([0])
+        stream.push(bench.piece(1, 1))
+        stream.close()
+        with pytest.raises(StaleRegion, match="before it was sent"):
+            await task
 
     virtual(main)

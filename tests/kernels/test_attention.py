@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcjax.errors import ConfigError
-from mcjax.kernels.attention import blockwise
-from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention import blockwise, reference
 from mcjax.kernels.attention.pages import page_dtype, read, write
 
 # Blocks and tiles so small that a case has several of each: see `small`.
 SMALL = {"DECODE_BLOCKS": ((2, 8), (None, 24)), "CHUNK_BLOCKS": ((None, 16),), "TILE_TOKENS": 2}
 HEADS, KV_HEADS, HEAD_DIM, PAGE, WIDTH, LAYERS = 4, 2, 8, 4, 40, 2
+
+
+ATTENTIONS = {"reference": reference.paged_attention, "blockwise": blockwise.paged_attention}
 
 
 def expected(queries, pages, layer, table, positions):
@@ -55,14 +56,16 @@ def small():
         yield
 
 
-@pytest.mark.parametrize("name", ["reference", "blockwise"])
+@pytest.mark.parametrize("layout", ["tokens_first", "heads_first"])
+@pytest.mark.parametrize("name", list(ATTENTIONS))
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10**6), rows=st.lists(st.tuples(st.integers(0, 155), st.integers(0, 5)), min_size=3, max_size=3)
 )
-def test_against_one_query_at_a_time(name, seed, rows):
+def test_against_one_query_at_a_time(name, layout, seed, rows):
     queries, pages, table, positions = case(np.random.default_rng(seed), rows, 5)
-    got = paged_attention(name)(jnp.asarray(queries), jnp.asarray(pages), 1, jnp.asarray(table), jnp.asarray(positions))
+    laid = jnp.asarray(pages if layout == "tokens_first" else np.swapaxes(pages, 3, 4))
+    got = ATTENTIONS[name](jnp.asarray(queries), laid, 1, jnp.asarray(table), jnp.asarray(positions), layout)
     want = expected(queries, pages, 1, table, positions)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert not np.asarray(got)[positions < 0].any()
@@ -74,7 +77,7 @@ def test_a_longer_mate_changes_no_bit():
     queries, pages, table, positions = case(rng, [(20, 1), (150, 1)], 1)
     alone = positions.copy()
     alone[1] = -1
-    attend = paged_attention("blockwise")
+    attend = blockwise.paged_attention
     inputs = (jnp.asarray(queries), jnp.asarray(pages), 0, jnp.asarray(table))
     together = np.asarray(attend(*inputs, jnp.asarray(positions)))
     without = np.asarray(attend(*inputs, jnp.asarray(alone)))
@@ -124,14 +127,14 @@ def test_bfloat16_pages_are_words(steps):
     """Close to the same numbers in float32, with NaN where nobody may look, and bit for bit what was written."""
     queries, pages, table, positions = case(np.random.default_rng(3), [(100, steps), (40, steps)], steps)
     narrow = jnp.asarray(pages, jnp.bfloat16)
-    assert page_dtype("bfloat16") == np.uint16
-    assert page_dtype("float32") == np.float32
+    assert page_dtype("bfloat16", "tokens_first", "cpu") == np.uint16
+    assert page_dtype("float32", "tokens_first", "cpu") == np.float32
     words = jax.lax.bitcast_convert_type(narrow, jnp.uint16)
     inputs = (jnp.asarray(queries, jnp.bfloat16), words, 1, jnp.asarray(table), jnp.asarray(positions))
     wide = np.asarray(narrow.astype(jnp.float32))
     want = expected(np.asarray(inputs[0].astype(jnp.float32)), wide, 1, table, positions)
     for name in ("reference", "blockwise"):
-        got = paged_attention(name)(*inputs)
+        got = ATTENTIONS[name](*inputs)
         assert got.dtype == jnp.bfloat16
         np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=0.02, atol=0.03)
 
@@ -142,8 +145,3 @@ def test_bfloat16_pages_are_words(steps):
     keys, values = read(write(words, 0, places, entries), 0, inputs[3])
     assert (keys[:, : min(steps, PAGE)] == 1.5).all()
     assert (values[:, : min(steps, PAGE)] == 1.5).all()
-
-
-def test_unknown_names_are_refused_with_the_list():
-    with pytest.raises(ConfigError, match=r"kernels\.attention=flash.*blockwise, reference"):
-        paged_attention("flash")

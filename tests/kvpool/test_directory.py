@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -67,6 +67,8 @@ class DirectoryMachine(RuleBasedStateMachine):
             lengths = directory.prefix_blocks(blocks)
             assert lengths.dtype == np.int64
             assert lengths.tolist() == [self.prefix(node, blocks) for node in range(len(NAMES))]
+            everything = [node for node in range(len(NAMES)) if all((node, one) in self.reported for one in blocks)]
+            assert directory.holders_of(blocks) == (everything if blocks else [])
 
     def prefix(self, node: int, blocks: list[int]) -> int:
         for depth, block in enumerate(blocks):
@@ -105,3 +107,42 @@ def test_an_expected_block_counts_for_the_prefix_but_nobody_holds_it():
     assert directory.holders(1) == []
     directory.unexpect(node, [1])
     assert directory.prefix_blocks([0, 1]).tolist() == [1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 1100),
+    st.lists(st.tuples(st.integers(0, 1099), st.integers(0, 12)), max_size=200),
+    st.lists(st.tuples(st.integers(0, 1099), st.integers(0, 12)), max_size=20),
+)
+def test_prefixes_of_many_nodes_are_told_apart(
+    nodes: int, added: list[tuple[int, int]], removed: list[tuple[int, int]]
+) -> None:
+    """Node after node holds another length: few and many of them part from the rest at the same depth."""
+    directory, chain = Directory(), list(range(12))
+    for index in range(nodes):
+        directory.node_index(f"n{index}")
+    lengths = [0] * nodes
+    for node, length in added:
+        directory.add(node % nodes, chain[:length])
+        lengths[node % nodes] = max(lengths[node % nodes], length)
+    for node, length in removed:
+        directory.remove(node % nodes, chain[length:])
+        lengths[node % nodes] = min(lengths[node % nodes], length)
+    assert directory.prefix_blocks(chain).tolist() == lengths
+    for depth in (1, 12):
+        assert directory.holders_of(chain[:depth]) == [node for node in range(nodes) if lengths[node] >= depth]
+
+
+def test_blocks_with_the_same_holders_share_what_says_so():
+    """At a thousand nodes a mask takes more than a hundred bytes, at millions of blocks the directory's most."""
+    directory = Directory()
+    for index in range(1000):
+        directory.node_index(f"n{index}")
+    for node in (999, 3, 500):
+        directory.add(node, range(100))
+    directory.add(7, range(50))
+    directory.remove(3, range(200))
+    masks = directory._masks
+    assert len({id(mask) for mask in masks.values()}) == 2
+    assert [directory.holders(block) for block in (0, 49, 50, 99)] == [[7, 500, 999]] * 2 + [[500, 999]] * 2

@@ -11,7 +11,7 @@ import pytest
 from mcjax import aio
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.engine.node import Node
-from mcjax.engine.prefix import Pages
+from mcjax.engine.pages import Pages
 from mcjax.errors import InstanceDown, IntegrityError, LeaseLost, PoolFull, RequestTooLarge
 from mcjax.kvpool.eviction.lru import LRU
 from mcjax.kvpool.pool import Pool
@@ -30,6 +30,11 @@ def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
     wrapper.__name__ = test.__name__
     return wrapper
+
+
+def pages(capacity: int, caches: bool = False) -> Pages:
+    pool = Pool("n", SlotStore("n", Tier.HBM, capacity, 64), LRU(), Static(), NullRecorder(), LEASE_NS)
+    return Pages(pool, caches)
 
 
 def node(name: str, capacity: int = 4) -> Node:
@@ -134,35 +139,100 @@ async def test_whoever_waits_for_a_node_that_dies_is_told_at_once():
 
 @virtual
 async def test_pages_are_handed_out_whole_in_order_and_a_cancelled_taker_keeps_none():
-    pages = Pages(SlotStore("n", Tier.HBM, 4, 64), "i")
-    mine = await pages.take(3)
-    takers = [aio.spawn(pages.take(count), "taker") for count in (4, 2, 1)]
+    held = pages(4)
+    mine = await held.take(0, 3)
+    takers = [aio.spawn(held.take(0, count), "taker") for count in (4, 2, 1)]
     await aio.sleep_ns(1)
-    assert pages.store.free_slots == 1
-    pages.give_back(mine)  # granted to the first taker, who has not run yet
-    assert pages.store.free_slots == 0
+    assert held.store.free_slots == 1
+    held.release(mine)  # granted to the first taker, who has not run yet
+    assert held.store.free_slots == 0
     takers[0].cancel()
-    assert len(await takers[1]) == 2
-    assert len(await takers[2]) == 1
+    assert len((await takers[1]).pages) == 2
+    assert len((await takers[2]).pages) == 1
     with pytest.raises(asyncio.CancelledError):
         await takers[0]
-    with pytest.raises(IntegrityError, match="3 pages are still taken"):
-        pages.check_idle()
+    with pytest.raises(IntegrityError, match="3 lent slots have not come back"):
+        held.check_idle()
     for taker in takers[1:]:
-        pages.give_back(taker.result())
-    pages.check_idle()
+        held.release(taker.result())
+    held.check_idle()
 
 
 @virtual
 async def test_a_taker_is_woken_when_a_transfer_lets_go_of_pages_that_were_given_back():
-    pages = Pages(SlotStore("n", Tier.HBM, 2, 64), "i")
-    mine = await pages.take(2)
-    region = pages.store.regions(mine)
-    pages.store.hold(region)
-    pages.give_back(mine)  # its request was cancelled; the copy into them is still under way
-    taker = aio.spawn(pages.take(2), "taker")
+    held = pages(2)
+    mine = await held.take(0, 2)
+    region = held.store.regions(mine.pages)
+    held.store.hold(region)
+    held.release(mine)  # its request was cancelled; the copy into them is still under way
+    taker = aio.spawn(held.take(0, 2), "taker")
     await aio.sleep_ns(5)
     assert not taker.done()
-    pages.store.let_go(region)
+    held.store.let_go(region)
     assert await taker
     assert aio.now_ns() == 5
+
+
+@virtual
+async def test_a_page_that_a_transfer_still_reads_is_waited_for_though_its_block_has_left():
+    device = pages(4, caches=True)
+    first = await device.take(0, 2)
+    device.keep(first, (7, 8))
+    device.release(first)
+    assert device.available == 4
+    region = device.pool.region((7, 8))
+    device.store.hold(region)  # whoever asked for the copy has gone
+    last = await device.take(0, 1)
+    taker = aio.spawn(device.take(1, 4), "taker")
+    other = aio.spawn(device.take(2, 1), "other")
+    await aio.sleep_ns(5)
+    assert device.available == 3
+    device.release(last)  # there seem to be enough now
+    await aio.sleep_ns(5)
+    assert not taker.done()
+    assert not other.done()
+    device.store.let_go(region)
+    held = await taker
+    assert sorted(held.pages) == [0, 1, 2, 3]
+    device.release(held)
+    device.release(await other)
+    device.check_idle()
+
+
+@virtual
+async def test_pages_with_blocks_are_read_in_place_and_leave_when_nobody_does():
+    device = pages(6, caches=True)
+    first = await device.take(0, 4)
+    device.keep(first, (1, 2, 3))
+    assert device.available == 2
+    second = await device.take(1, 4, (1, 2, 3), 2)
+    assert second.pages[:2] == first.pages[:2]
+    assert (second.shared, second.cached) == (2, 3)
+    device.release(first)
+    assert device.available == 1, "the block to be copied is still wanted"
+    device.copied(second)
+    assert device.available == 2
+    third = await device.take(2, 2)
+    assert device.pool.contents().keys() == {1, 2}, "the block that nobody reads went, and no other"
+    assert not device.more(2, 1)
+    for held in (second, third):
+        device.release(held)
+    assert device.available == 6
+    device.check_idle()
+
+
+@virtual
+async def test_two_who_filled_the_same_blocks_go_on_with_those_of_the_first():
+    device = pages(8, caches=True)
+    first, second = await device.take(0, 4), await device.take(1, 4)
+    device.keep(first, (1, 2))
+    device.keep(second, (1, 2, 3))
+    assert second.pages[:2] == first.pages[:2]
+    assert device.available == 2, "its own two are free"
+    device.give_back(second.own, 1, (1, 2, 3, 4), 3)
+    second.pages = second.pages[:3]
+    device.release(second)
+    device.release(first)
+    assert list(device.pool.contents()) == [1, 2, 3, 4]
+    assert device.available == 8
+    device.check_idle()

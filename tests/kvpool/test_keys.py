@@ -220,3 +220,17 @@ def test_a_bad_salts_file_is_named_with_its_fix_and_without_its_secrets(tmp_path
     assert "s3cret" not in message
     assert "12345" not in message
     assert caught.value.__suppress_context__ or caught.value.__context__ is None  # a traceback shows it neither
+
+
+def test_a_table_knows_the_namespace_of_what_was_named_under_one():
+    blocks, table = namer(), KeyTable()
+    by_tokens = blocks.from_tokens("a", np.arange(2 * FORMAT.block_tokens, dtype=np.int32))
+    assert [blocks.table.space(block) for block in by_tokens] == [blocks.space("a")] * 2
+    by_trace = blocks.from_trace_ids("b", [3, 1 << 41], 2)
+    assert [blocks.table.space(block) for block in by_trace] == [blocks.space("b")] * 2
+    # A key that was found on disk is known without one, until somebody names it.
+    [found] = table.intern([b"k" * 32])
+    assert table.space(found) == b""
+    assert table.intern([b"k" * 32], b"space") == (found,)
+    assert table.intern([b"k" * 32]) == (found,)
+    assert table.space(found) == b"space"

@@ -18,7 +18,7 @@ from mcjax.errors import InstanceDown, IntegrityError, LeaseLost, PoolFull, Stal
 from mcjax.kvpool.eviction.lru import LRU
 from mcjax.kvpool.holds import Hold, Pin, Reservation
 from mcjax.kvpool.pool import Pool
-from mcjax.kvpool.stores.dram import DramStore
+from mcjax.kvpool.stores.host import HostStore
 from mcjax.kvpool.watermark.static import Static
 from mcjax.transfer.base import Region
 from mcjax.types import NullRecorder
@@ -39,7 +39,7 @@ def checksum(block: int) -> bytes:
     return b"sum of %d" % block
 
 
-def fill(store: DramStore, slot: int, block: int) -> None:
+def fill(store: HostStore, slot: int, block: int) -> None:
     store.buffer()[slot] = np.arange(8) + block
 
 
@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.store = DramStore("n", CAPACITY, 8, poison=True)
+        self.store = HostStore("n", CAPACITY, 8, poison=True)
         self.changes: list[tuple[int, int]] = []
         self.pool = Pool("n", self.store, LRU(), Static(), NullRecorder(), LEASE_NS, self.on_change)
         self.resident: dict[int, Copy] = {}
@@ -482,7 +482,7 @@ def in_loop(test: Callable[[], Any]) -> Callable[[], None]:
 
 
 def make(capacity: int = CAPACITY, low: float = 1.0, high: float = 1.0) -> Pool:
-    return Pool("n", DramStore("n", capacity, 8, poison=True), LRU(), Static(low, high), NullRecorder(), LEASE_NS)
+    return Pool("n", HostStore("n", capacity, 8, poison=True), LRU(), Static(low, high), NullRecorder(), LEASE_NS)
 
 
 def put(pool: Pool, blocks: tuple[int, ...], start: int = 0) -> None:
@@ -529,6 +529,35 @@ def test_a_refused_reservation_evicts_nothing():
     with pytest.raises(PoolFull, match="6 blocks needed, 5 can be freed"):
         pool.reserve(2, 6)
     assert pool.match((10, 11, 12)) == 3
+    pool.release(pin)
+
+
+@in_loop
+def test_a_pin_that_is_narrowed_lets_the_rest_go_and_keeps_its_beginning():
+    pool = make(8)
+    put(pool, (0, 1, 2, 3))
+    pin = pool.pin(7, (0, 1, 2, 3))
+    pool.narrow(pin, 2)
+    assert pin.blocks == (0, 1)
+    pool.reserve(8, 6)
+    assert pool.contents().keys() == {0, 1}
+    pool.narrow(pin, 0)
+    pool.check_integrity()
+    pool.reserve(9, 2)
+    assert not len(pool)
+    pool.release(pin)
+
+
+@in_loop
+def test_a_pin_is_not_narrowed_to_what_has_been_dropped():
+    pool = make(8)
+    put(pool, (0, 1, 2))
+    pin = pool.pin(7, (0, 1, 2))
+    pool.drop((1,))
+    with pytest.raises(StaleRegion):
+        pool.narrow(pin, 2)
+    pool.narrow(pin, 1)
+    pool.check_integrity()
     pool.release(pin)
 
 

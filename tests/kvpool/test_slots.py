@@ -173,3 +173,15 @@ def test_agrees_with_generations_and_holds_kept_for_each_slot(steps: list[tuple[
     slots.free([slot for slot in range(8) if plain.taken[slot]])
     slots.check_idle()
     assert slots.free_slots == 8
+
+
+def test_settled_slots_stay_their_owners_and_take_nothing_more() -> None:
+    store = SlotStore("n", Tier.DRAM, 4, 8)
+    slots = store.reserve(2)
+    before, other = store.regions(slots), store.regions(store.reserve(1))
+    store.settle(slots)
+    assert not before.is_current()
+    assert other.is_current()
+    assert store.regions(slots).is_current()
+    assert store.taken_slots == 3
+    store.check_integrity()

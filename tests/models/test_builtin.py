@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.blockwise import paged_attention
+from mcjax.kernels.xla import WriteThenRead
 from mcjax.models import builtin
 from mcjax.models.byte_tokenizer import ByteTokenizer
 
@@ -51,7 +52,15 @@ def test_greedy_answers_are_not_degenerate():
 
     @jax.jit
     def step(tokens, positions, pages, length):
-        return nnx.merge(graph, state)(tokens, positions, pages, table, length, paged_attention("blockwise"))
+        attend = WriteThenRead(paged_attention, "tokens_first")
+        return nnx.merge(graph, state)(
+            tokens,
+            positions,
+            pages,
+            table,
+            length,
+            attend,
+        )
 
     def answer(text):
         pages = jnp.full((width + 1, *model.config.page_shape(page)), jnp.nan)

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from mcjax.errors import ConfigError
-from mcjax.kernels.attention.dispatch import paged_attention
 from mcjax.kernels.attention.pages import page_dtype
+from mcjax.kernels.base import Site
+from mcjax.kernels.choice import KernelChoice
+from mcjax.kernels.sets import kernel_set
+from mcjax.kernels.target import Target
 from mcjax.models import builtin
 from mcjax.models.llama import LlamaConfig, wide_product
 
@@ -70,13 +73,18 @@ def dense(config, weights, tokens):
     return norm(x, "final_norm.gain") @ weights.get("head", weights["embedding"]).T
 
 
-@pytest.mark.parametrize("attention", ["reference", "blockwise"])
+def attention(name, layout: Any = "tokens_first"):
+    return kernel_set(KernelChoice(prefill=name, pages=layout), Site(Target("tpu", interpret=True))).prefill
+
+
+@pytest.mark.parametrize("kernel", ["reference", "xla"])
+@pytest.mark.parametrize("layout", ["tokens_first", "heads_first"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_paged_logits_agree_with_a_dense_model(attention, tied):
+def test_paged_logits_agree_with_a_dense_model(kernel, layout, tied):
     config = dataclasses.replace(CONFIG, tied_embeddings=tied)
     source = Recorded(config, 3)
     model = builtin.Llama(config, 96, source)
-    attend = paged_attention(attention)
+    attend = attention(kernel, layout)
     rng = np.random.default_rng(0)
     lengths = [83, 70]
     prompts = [rng.integers(0, config.vocab, length) for length in lengths]
@@ -84,6 +92,7 @@ def test_paged_logits_agree_with_a_dense_model(attention, tied):
 
     page_tokens, width = 8, 12
     pages = jnp.full((2 * width + 1, *config.page_shape(page_tokens)), jnp.nan)
+    pages = pages if layout == "tokens_first" else jnp.swapaxes(pages, 3, 4)
     table = rng.permutation(2 * width).reshape(2, width).astype(np.int32)
 
     @jax.jit
@@ -129,8 +138,8 @@ def test_a_bfloat16_model_follows_the_float32_one():
     tokens = np.random.default_rng(1).integers(0, CONFIG.vocab, 41).astype(np.int32)
 
     def logits_of_last(config):
-        model, attend = builtin.build(config, seed=3, max_positions=96), paged_attention("blockwise")
-        pages = jnp.zeros((13, *config.page_shape(8)), page_dtype(config.dtype))
+        model, attend = builtin.build(config, seed=3, max_positions=96), attention("xla")
+        pages = jnp.zeros((13, *config.page_shape(8)), page_dtype(config.dtype, "tokens_first", "cpu"))
         table = jnp.arange(12, dtype=jnp.int32)[None]
         out = []
         for start, end in ((0, 40), (40, 41)):

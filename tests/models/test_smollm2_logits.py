@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mcjax.cost.catalogue import model
-from mcjax.kernels.attention.dispatch import paged_attention
+from mcjax.kernels.attention.reference import paged_attention
+from mcjax.kernels.xla import WriteThenRead
 from mcjax.models import catalogue
 from mcjax.models.checkpoint import locate
 from mcjax.models.tokenizer import tokenizer_for
@@ -33,7 +34,7 @@ def test_logits_of_a_prompt_and_of_its_continuation(smollm2: str) -> None:
     page_tokens, count = 16, len(ids)
     pages = jnp.zeros((9, *ours.config.page_shape(page_tokens)))
     table = np.arange(8, dtype=np.int32)[None]
-    attend = paged_attention("reference")
+    attend = WriteThenRead(paged_attention, "tokens_first")
 
     def step(start: int, end: int, pages: Any) -> tuple[Any, Any]:
         positions = np.arange(start, end, dtype=np.int32)[None]

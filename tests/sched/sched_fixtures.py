@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mcjax.cost.fitted import Fitted
-from mcjax.sched.view import ClusterView, DecodeColumns
+from mcjax.sched.view import ClusterView, DecodeColumns, SSDColumns
 from mcjax.types import Request
 
 # 1 ms a prompt token; a decode step is 1 ms and 1 us a sequence and 1 us a context token.
@@ -38,9 +38,17 @@ def view(
     bytes_per_s: float = 1e6,
     latency_s: float = 0.0,
     decode: DecodeColumns | None = None,
+    ssd_tokens: Sequence[int] | None = None,
+    ssd_queued: Sequence[int] | None = None,
+    ssd_bytes_per_s: float = 1e4,
 ) -> ClusterView:
-    """One byte a token, so that at 1e6 bytes a second a pulled token takes 1 us and a computed one 1 ms."""
+    """One byte a token, so that at 1e6 bytes a second a pulled token takes 1 us, one that is loaded from an SSD 0.1 ms,
+    and a computed one 1 ms."""
     count = len(prefix_tokens)
+    ssd = None
+    if ssd_tokens is not None:
+        queued = np.array(ssd_queued if ssd_queued is not None else [0] * count, np.int64)
+        ssd = SSDColumns(np.array(ssd_tokens, np.int64), queued, ssd_bytes_per_s, 0.0)
     return ClusterView(
         time_ns=0,
         prompt_tokens=prompt_tokens,
@@ -50,17 +58,19 @@ def view(
         nodes=tuple(f"node-p{index}" for index in range(count)),
         queue_s=np.array(queue_s if queue_s is not None else [0.0] * count, np.float64),
         prefix_tokens=np.array(prefix_tokens, np.int64),
+        available_tokens=max(prefix_tokens, default=0),
         outgoing_bytes=np.array(outgoing_bytes if outgoing_bytes is not None else [0] * count, np.int64),
         decode=decode if decode is not None else decode_columns(),
         cost=COST,
         bytes_per_token=1,
         network_bytes_per_s=bytes_per_s,
         network_latency_s=latency_s,
+        ssd=ssd,
     )
 
 
 def columns(of: ClusterView) -> list[list[float]]:
     """Every array of a view, to see that nobody wrote into one."""
-    arrays = [of.queue_s, of.prefix_tokens, of.outgoing_bytes]
+    arrays = [of.queue_s, of.prefix_tokens, of.outgoing_bytes, of.ssd_tokens]
     arrays += [of.decode.batch, of.decode.context_tokens, of.decode.free_tokens]
     return [array.tolist() for array in arrays]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from mcjax.sched.prefill.kvcache_centric import KVCacheCentric
 from mcjax.sched.prefill.least_loaded import LeastLoaded
 from mcjax.sched.prefill.random import Random
 from mcjax.sched.prefill.round_robin import RoundRobin
-from mcjax.sched.view import ClusterView
+from mcjax.sched.view import ClusterView, SSDColumns
 
 SELECTIONS: list[type[PrefillSelection]] = [KVCacheCentric, CacheAware, LeastLoaded, Random, RoundRobin]
 
@@ -137,6 +138,54 @@ def test_what_an_instance_happens_to_hold_is_reused(selection: type[PrefillSelec
     assert chosen.source is None
 
 
+def test_of_equal_holders_the_one_with_the_least_to_send_is_pulled_from() -> None:
+    """Everybody pulls from somebody: not always from the first, or its link would carry all."""
+    held, queue_s = [800, 800, 0, 800], [9.0, 9.0, 0.0, 9.0]
+    chosen = choose(KVCacheCentric(), view(held, queue_s, outgoing_bytes=[500, 400, 0, 400]))
+    assert chosen == PrefillChoice(2, 1, 800)
+    assert choose(KVCacheCentric(), view(held, queue_s, outgoing_bytes=[0, 0, 0, 9])).source == 0
+    longest = view([900, 800, 0, 800], queue_s, outgoing_bytes=[500, 0, 0, 0])
+    assert choose(KVCacheCentric(), longest).source == 0, "the longest prefix comes first"
+
+
+# SSDs: a loaded token takes 0.1 ms, a computed one 1 ms, a pulled one 1 us
+
+
+def test_what_the_own_ssd_holds_counts_where_loading_beats_computing() -> None:
+    """p1 would load 800 tokens in 0.08 s; behind 8,000 bytes in 0.88 s, which computing 800 tokens beats."""
+    for selection in (CacheAware(), KVCacheCentric()):
+        seen = view([100, 100], ssd_tokens=[0, 800])
+        assert choose(selection, seen) == PrefillChoice(1, None, 900)
+        seen = view([100, 100], ssd_tokens=[0, 800], ssd_queued=[0, 8_000])
+        assert choose(selection, seen) == PrefillChoice(0, None, 100)
+
+
+def test_the_load_counts_in_the_choice() -> None:
+    """p0: 0.08 s to load and 0.1 s to compute; p1: 1 s to compute, and nobody before."""
+    assert choose(CacheAware(), view([0, 0], [0.81, 0.0], ssd_tokens=[900, 0])).instance == 0
+    assert choose(CacheAware(), view([0, 0], [0.82, 0.0], ssd_tokens=[900, 0])).instance == 1
+
+
+def test_an_own_ssd_is_local_to_algorithm_1() -> None:
+    """p1 holds a third of p0's prefix on its SSD: within the threshold it loads that, beyond it pulls."""
+    seen = view([900, 0], [9.0, 0.0], ssd_tokens=[0, 300])
+    assert choose(KVCacheCentric(3.0), seen) == PrefillChoice(1, None, 300)
+    assert choose(KVCacheCentric(2.9), seen) == PrefillChoice(1, 0, 900)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_even_the_blind_reuse_what_their_choice_can_load(selection: type[PrefillSelection]) -> None:
+    assert choose(selection(), view([100], ssd_tokens=[700])).reused_tokens == 800
+
+
+def test_the_view_says_what_loading_takes() -> None:
+    seen = view([100, 0, 0], ssd_tokens=[200, 300, 0], ssd_queued=[0, 1000, 5])
+    assert seen.load_s(seen.ssd_tokens).tolist() == pytest.approx([0.02, 0.13, 0.0])
+    none = view([100, 0, 0])
+    assert none.ssd_tokens.tolist() == [0, 0, 0]
+    assert none.load_s(np.array([0, 1, 0])).tolist() == [0.0, math.inf, 0.0]
+
+
 @st.composite
 def views(draw: st.DrawFn) -> ClusterView:
     count = draw(st.integers(1, 6))
@@ -183,6 +232,17 @@ def by_the_paper(seen: ClusterView, threshold: float) -> PrefillChoice:
         choice = PrefillChoice(index, holder if pulled else None, reused)
         costs.append((transfer_s + float(seen.queue_s[index]) + prefill_s, index, choice))
     return min(costs)[2]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@settings(max_examples=40)
+@given(seen=views(), seed=st.integers(0, 9))
+def test_ssds_that_have_nothing_of_a_prompt_change_nothing(
+    selection: type[PrefillSelection], seen: ClusterView, seed: int
+) -> None:
+    nothing = np.zeros_like(seen.prefix_tokens)
+    beside = replace(seen, ssd=SSDColumns(nothing, nothing + 7, 1e3, 0.1))
+    assert choose(selection(), beside, seed) == choose(selection(), seen, seed)
 
 
 @settings(max_examples=150)

@@ -16,7 +16,7 @@ from mcjax import aio
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.sched.reports import BLOCKS_ADDED, BLOCKS_REMOVED, Report, ReportBus, load_report
 from mcjax.sched.state import PENDING_NS, ClusterState, LinkEstimate
-from mcjax.types import NS_PER_S, Role
+from mcjax.types import NS_PER_S, Role, Tier
 
 PERIOD = NS_PER_S // 10
 MS = NS_PER_S // 1000
@@ -177,7 +177,7 @@ def test_expected_blocks_fade_after_the_nodes_next_report() -> None:
     state.fold(load(state, "p0", 2 * PERIOD, accepted=1))
     assert state.view(2 * PERIOD, 300, (11, 12, 13)).prefix_tokens.tolist() == [200, 0], "only what is reported"
     assert expected_blocks(state) == 0
-    assert state.replicas((11, 12)) == ["node-p0"]
+    assert state.replicas((11, 12)) == [("node-p0", Tier.DRAM)]
     state.fold(Report(3 * PERIOD, "node-p0", BLOCKS_REMOVED, (12,)))
     assert state.view(3 * PERIOD, 300, (11, 12)).prefix_tokens.tolist() == [100, 0]
 
@@ -205,7 +205,7 @@ def test_a_draining_instance_gets_no_new_jobs_and_keeps_its_blocks() -> None:
     view = state.view(PERIOD, 1000, (1,))
     assert view.names == ("p1",)
     assert view.decode.names == ("d0",)
-    assert state.replicas((1,)) == ["node-p0"]
+    assert state.replicas((1,)) == [("node-p0", Tier.DRAM)]
 
 
 def test_who_leaves_takes_its_blocks_and_late_reports_do_not_bring_them_back() -> None:

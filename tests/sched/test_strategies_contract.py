@@ -21,7 +21,7 @@ from sched_fixtures import columns, decode_columns, request, view
 
 import mcjax.sched
 from mcjax.errors import ConfigError
-from mcjax.sched.base import Admit, Batch, Expectation, Recompute, Reject, Replica, Stage
+from mcjax.sched.base import Admit, Batch, Expectation, Missing, Recompute, Reject, Replica, Stage
 from mcjax.sched.batching.chunked import Chunked
 from mcjax.sched.batching.decode_first import DecodeFirst
 from mcjax.sched.batching.prefill_first import PrefillFirst
@@ -29,7 +29,7 @@ from mcjax.sched.decode.least_loaded import LeastLoaded
 from mcjax.sched.fetch.cheapest import Cheapest
 from mcjax.sched.tenancy.priority import Priority
 from mcjax.sched.view import ClusterView
-from mcjax.types import Role, Span
+from mcjax.types import Role, Span, Tier
 
 METHODS = {
     "prefill": "choose",
@@ -81,6 +81,7 @@ def views(draw: st.DrawFn) -> ClusterView:
         [queue / 10 for queue in numbers(count, 20)],
         outgoing_bytes=numbers(count, 10_000),
         decode=decode_columns(numbers(decodes, 30), numbers(decodes, 9_000), numbers(decodes, 9_000)),
+        ssd_tokens=[100 * blocks for blocks in numbers(count, 1)] if draw(st.booleans()) else None,
     )
 
 
@@ -98,9 +99,12 @@ def ask(kind: str, strategy: Any, seen: ClusterView, seed: int) -> Any:
         return chosen
     if kind == "fetch":
         replicas = [Replica(node, queue_s + 0.1) for node, queue_s in zip(seen.nodes, seen.queue_s.tolist())]
-        answer = strategy.source(Span((1, 2)), replicas, 0.7, rng(seed))
+        replicas += [
+            Replica(node, tokens / 100, Tier.SSD) for node, tokens in zip(seen.nodes, seen.ssd_tokens.tolist())
+        ]
+        answer = strategy.source(Missing(Span((1, 2)), replicas, 0.7, seed - 2, 40 * seed), rng(seed))
         assert answer in replicas or answer is Recompute.RECOMPUTE
-        assert strategy.source(Span((1,)), [], 0.7, rng(seed)) is Recompute.RECOMPUTE, "there is nowhere else"
+        assert strategy.source(Missing(Span((1,)), [], 0.7), rng(seed)) is Recompute.RECOMPUTE, "there is nowhere else"
         return answer
     if kind == "admission":
         answers = [
@@ -188,8 +192,8 @@ def test_decode_without_room_anywhere_goes_where_most_is() -> None:
 
 def test_cheapest_takes_the_first_of_equal_replicas_and_computes_when_that_is_quicker() -> None:
     replicas = [Replica("a", 0.3), Replica("b", 0.2), Replica("c", 0.2)]
-    assert Cheapest().source(Span((1,)), replicas, 1.0, rng()) == Replica("b", 0.2)
-    assert Cheapest().source(Span((1,)), replicas, 0.2, rng()) is Recompute.RECOMPUTE
+    assert Cheapest().source(Missing(Span((1,)), replicas, 1.0), rng()) == Replica("b", 0.2)
+    assert Cheapest().source(Missing(Span((1,)), replicas, 0.2), rng()) is Recompute.RECOMPUTE
 
 
 def test_priority_is_strict_and_fair_among_equals() -> None:

@@ -17,6 +17,10 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--hide-scrollbars",
+    # A page that nobody looks at is drawn all the same.
+    "--disable-renderer-backgrounding",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-background-timer-throttling",
     "--remote-debugging-pipe",
     # Nothing but this machine may be reached.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",

@@ -24,6 +24,7 @@ SIM = [
     *("backend=sim", "workload=synthetic", "hardware=a800x8", "model=llama3-70b", "cluster=3p2d"),
     *("sched/prefill=kvcache_centric", "workload.sessions=25", "workload.rate_per_s=30", "track=none"),
 ]
+TEXT = "document.body.innerText"
 Ask = Callable[[str], list[tuple[Any, ...]]]
 
 
@@ -168,7 +169,9 @@ def test_the_real_ui_draws_a_request(run: Run, tmp_path: Path) -> None:
         )
         told = browser.evaluate(f"{names}.map((track) => track.name)")
         assert {f"request {request_id}", "prefill chunks", "decode steps", "decoding", "pool_fill"} <= set(told)
-        until(browser, "document.body.innerText.includes('prefill chunks')")
+        # The page draws when it is asked for a frame, and what was opened while it still loaded may be closed again.
+        drawn = f"({names}.forEach((track) => track.expand()), window.app.raf.scheduleFullRedraw(), {TEXT})"
+        until(browser, f"{drawn}.includes('prefill chunks')", frames=True)
         time.sleep(1)  # canvases are drawn after the page
         picture = browser.screenshot()
     (tmp_path / "perfetto.png").write_bytes(picture)
@@ -178,9 +181,11 @@ def test_the_real_ui_draws_a_request(run: Run, tmp_path: Path) -> None:
     assert drawn > 0.03, "slices and counters have colours"
 
 
-def until(browser: Browser, condition: str, seconds: float = 60) -> None:
-    """Wait until a JavaScript expression is true."""
+def until(browser: Browser, condition: str, seconds: float = 60, frames: bool = False) -> None:
+    """Wait until a JavaScript expression is true; with `frames`, have the page draw one between looks."""
     end_s = time.monotonic() + seconds
     while not browser.evaluate(condition):
-        assert time.monotonic() < end_s, f"never came true: {condition}"
+        assert time.monotonic() < end_s, f"never came true: {condition}\n{browser.evaluate(TEXT)}"
+        if frames:
+            browser.screenshot()
         time.sleep(0.2)

@@ -30,7 +30,7 @@ def test_the_contract_is_kept(summary: dict[str, Any]) -> None:
     for name in ("ttft_s", "tbt_s", "tbt_tail_s"):
         assert set(summary[name]) == {"mean", "p50", "p90", "p99"}
     assert set(summary["prefix_hit_rate"]) == {"token", "block"}
-    assert set(summary["tokens_by_tier"]) == {"dram_local", "dram_remote", "computed"}
+    assert set(summary["tokens_by_tier"]) == {"hbm", "dram_local", "dram_remote", "ssd", "computed"}
     assert set(summary["estimate_error"]) == {"ttft_mape", "transfer_mape"}
 
 
@@ -48,7 +48,9 @@ def test_figures_by_hand(summary: dict[str, Any]) -> None:
     assert summary["goodput_rps"] == 10.0
     assert summary["output_tokens_per_s"] == 50.0
     assert summary["prefix_hit_rate"] == {"token": 48 / 200, "block": 3 / 14}
-    assert summary["tokens_by_tier"] == {"dram_local": 32, "dram_remote": 16, "computed": 152}
+    assert summary["tokens_by_tier"] == {
+        "hbm": 0, "dram_local": 32, "dram_remote": 16, "ssd": 0, "computed": 152,
+    }  # fmt: skip
     assert summary["bytes_by_transport"] == {"sim": 96}
     # p0 10..40 and p1 30..50 in the window; some decode ran in 35..48.
     assert summary["prefill_busy_s"] == 0.05

@@ -19,7 +19,7 @@ from mcjax.track import tables as files
 from mcjax.track.digest import digest
 from mcjax.track.schemas import DIGESTED, SCHEMAS
 
-KNOWN_DIGEST = "57981b07039e23ea055265ae7aa1dff60fc9e898374fc5733038e8515d5e1fb9"
+KNOWN_DIGEST = "eebcfcfcfc70e9604f678ff6e1a8b5163347d45dc0fdc3156ca71fb827558b51"
 
 
 def test_tables_have_the_declared_columns() -> None:
@@ -34,7 +34,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert not (tmp_path / "outcomes.parquet").exists()
     for name in DIGESTED:
         back = files.read(name, tmp_path)
-        assert back.schema.metadata[b"mcjax_schema"] == b"3"
+        assert back.schema.metadata[b"mcjax_schema"] == b"4"
         assert back.schema.equals(tables[name].schema)
         assert str(back.to_pylist()) == str(tables[name].to_pylist())  # text, since NaN differs from itself
 
@@ -153,7 +153,7 @@ def test_other_versions_and_damage_are_named(tmp_path: Path) -> None:
     pq.write_table(tables["events"].replace_schema_metadata({}), path)
     with pytest.raises(RunError, match=r"schema version none"):
         files.read("events", tmp_path)
-    pq.write_table(tables["events"].drop(["kind"]).replace_schema_metadata({b"mcjax_schema": b"3"}), path)
+    pq.write_table(tables["events"].drop(["kind"]).replace_schema_metadata({b"mcjax_schema": b"4"}), path)
     with pytest.raises(RunError, match="lacks the columns kind"):
         files.read("events", tmp_path)
     path.write_bytes(path.read_bytes()[:-20])

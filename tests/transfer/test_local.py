@@ -9,7 +9,7 @@ import xxhash
 
 from mcjax import aio
 from mcjax.errors import BlockCorrupt, StaleRegion, TransferError
-from mcjax.kvpool.stores.dram import DramStore
+from mcjax.kvpool.stores.host import HostStore
 from mcjax.kvpool.stores.slots import SlotStore
 from mcjax.transfer.base import Copy, CopyResult
 from mcjax.transfer.transports.local import Local
@@ -29,7 +29,7 @@ class Bench:
     """Two stores of random bytes, a transport between them, and what was recorded."""
 
     def __init__(self, block_bytes=100):
-        self.source, self.target = DramStore("a", 8, block_bytes), DramStore("b", 8, block_bytes)
+        self.source, self.target = HostStore("a", 8, block_bytes), HostStore("b", 8, block_bytes)
         self.source.buffer()[:] = np.random.default_rng(0).integers(0, 256, (8, block_bytes), dtype=np.uint8)
         self.recorder = Outcomes()
         self.transport = Local(self.recorder)
@@ -91,7 +91,7 @@ def test_slots_that_change_hands_during_the_copy_are_an_error_too(side, monkeypa
     copy = bench.copy()
     real = bench.source.buffer()
 
-    class Source(DramStore):
+    class Source(HostStore):
         def buffer(self):
             if threading.current_thread().name.startswith("mcjax-"):
                 store.free([copy.source.slots[0] if side == "source" else copy.target.slots[0]])
@@ -106,8 +106,8 @@ def test_slots_that_change_hands_during_the_copy_are_an_error_too(side, monkeypa
 
 def test_refusals_are_typed_and_the_rest_of_the_batch_goes_on():
     bench = Bench()
-    other = DramStore("c", 4, 100)
-    small = DramStore("d", 4, 50)
+    other = HostStore("c", 4, 100)
+    small = HostStore("d", 4, 50)
     sizes = SlotStore("e", Tier.DRAM, 4, 100)
     bench.transport.register(small)
     bench.transport.register(sizes)
@@ -134,7 +134,7 @@ def test_a_cancelled_batch_still_ends_and_is_recorded():
     started, hold = threading.Event(), threading.Event()
     real = bench.source.buffer()
 
-    class Slow(DramStore):
+    class Slow(HostStore):
         def buffer(self):
             if threading.current_thread().name.startswith("mcjax-"):
                 started.set()
@@ -192,7 +192,7 @@ def test_close_ends_the_thread_and_refuses_what_follows():
 def test_names_are_unique_and_deregistered_memories_unknown():
     bench = Bench()
     with pytest.raises(ValueError, match=r"a\.dram"):
-        bench.transport.register(DramStore("a", 1, 1))
+        bench.transport.register(HostStore("a", 1, 1))
     bench.transport.deregister(bench.target)
     assert not bench.transport.reaches(bench.source, bench.target)
     bench.transport.deregister(bench.target)

@@ -114,6 +114,7 @@ TEN = Prompts(*[(4, (index,)) for index in range(10)])
         ({"start_s": 1.5, "limit": 2}, [2, 3], [0.5, 1.5]),
         ({"slices": 3, "index": 1, "end_s": 9}, [3, 4, 5], [0, 1, 2]),
         ({"start_s": 8, "rate_scale": 2}, [8, 9], [0, 0.5]),
+        ({"start_s": 8, "rate_scale": 2, "delay_s": 3}, [8, 9], [3, 3.5]),
     ],
 )
 def test_slices(settings_: dict[str, Any], ids: list[int], starts_s: list[float]) -> None:
@@ -157,7 +158,16 @@ def test_a_sliced_session_plays_to_its_end_and_is_reseeded() -> None:
 
 @pytest.mark.parametrize(
     "settings_",
-    [{"start_s": 99}, {"end_s": 0}, {"index": 1}, {"slices": 0}, {"rate_scale": 0}, {"limit": 0}, {"of": 3}],
+    [
+        {"start_s": 99},
+        {"end_s": 0},
+        {"index": 1},
+        {"slices": 0},
+        {"rate_scale": 0},
+        {"limit": 0},
+        {"delay_s": -1},
+        {"of": 3},
+    ],
 )
 def test_slices_that_cannot_be_cut(settings_: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"workload.{next(iter(settings_))}"):

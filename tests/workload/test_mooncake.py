@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcjax.errors import ConfigError, TraceError
+from mcjax.workload.files import find
 from mcjax.workload.mooncake import Mooncake
 from mcjax.workload.mooncake_file import Rows, parse_rows
 
@@ -275,3 +276,15 @@ def test_memory_of_a_large_trace(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert count == 23_608
     assert peak_bytes < 60e6
+
+
+def test_a_trace_is_found_by_its_published_name_where_a_collection_calls_it_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "mooncake_fast25_conversation.jsonl"
+    kept.write_text("")
+    monkeypatch.setenv("MCJAX_TRACES", str(tmp_path))
+    assert find("conversation_trace.jsonl", "") == kept
+    published = tmp_path / "conversation_trace.jsonl"
+    published.write_text("")
+    assert find("conversation_trace.jsonl", "") == published

@@ -7,6 +7,7 @@ everything that the last one made runnable has run, and `now_ns()` stands still 
 wake-ups, and a real run whose wake-ups were logged can be repeated in virtual time, decision by decision.
 """
 
+from mcjax.aio.bucket import TokenBucket
 from mcjax.aio.clock import Clock, Timer, WallClock, clock, enter, new_future, now_ns, start_of_run
 from mcjax.aio.tasks import Scope, settle, spawn, unless
 from mcjax.aio.waiting import Deadlines, Signal, WaitQueue, first_of, sleep_ns, sleep_until_ns, within
@@ -17,6 +18,7 @@ __all__ = [
     "Scope",
     "Signal",
     "Timer",
+    "TokenBucket",
     "WaitQueue",
     "WallClock",
     "clock",

@@ -75,6 +75,11 @@ class WallClock:
     def now_ns(self) -> int:
         return self.current_ns
 
+    @property
+    def origin_ns(self) -> int:
+        """When the clock began, on the machine's monotonic clock: what another process reckons its times from."""
+        return self._origin_ns
+
     def wall_ns(self) -> int:
         """Real time since the clock began; for measuring mechanisms, never for decisions."""
         return time.monotonic_ns() - self._origin_ns

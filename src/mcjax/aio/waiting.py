@@ -74,16 +74,24 @@ class Signal:
 
 
 class WaitQueue:
-    """Waiters in order of arrival; each waits until its own condition holds and everyone before it has gone."""
+    """Waiters in order of arrival; each waits until its own condition holds and everyone before it has gone.
+
+    A condition that is None, not False, waits for something that nobody behind it wants, and lets them by.
+    """
 
     def __init__(self, name: str = ""):
         self.name = name
-        self._waiters: deque[tuple[Callable[[], bool], asyncio.Future[bool]]] = deque()
+        self._waiters: deque[tuple[Callable[[], bool | None], asyncio.Future[bool]]] = deque()
+        self._blocked = False
+        """Whether somebody who waits lets nobody by, as of the last look."""
 
-    async def until(self, condition: Callable[[], bool], deadline_ns: int | None = None) -> bool:
+    async def until(self, condition: Callable[[], bool | None], deadline_ns: int | None = None) -> bool:
         """True once `condition()` held (it may take what it found: it succeeds once), False when time ran out."""
-        if not self._waiters and condition():
-            return True
+        if not self._waiters or not self._blocked:
+            met = condition()
+            if met:
+                return True
+            self._blocked = met is not None
         future: asyncio.Future[bool] = new_future()
         entry = (condition, future)
         self._waiters.append(entry)
@@ -99,19 +107,30 @@ class WaitQueue:
 
     def notify(self) -> None:
         """Something changed: let those through whose turn and condition have come."""
+        passed: list[tuple[Callable[[], bool | None], asyncio.Future[bool]]] = []
+        self._blocked = self._tried(passed)
+        self._waiters.extendleft(reversed(passed))
+
+    def _tried(self, passed: list[tuple[Callable[[], bool | None], asyncio.Future[bool]]]) -> bool:
+        """Whether somebody lets nobody by. Who lets others by is moved to `passed`."""
         while self._waiters:
             condition, future = self._waiters[0]
             if future.done():
                 self._waiters.popleft()
                 continue
             try:
-                if not condition():
-                    return
+                met = condition()
+                if met is None:
+                    passed.append(self._waiters.popleft())
+                    continue
+                if not met:
+                    return True
             except Exception as problem:  # the waiter's problem, not that of whoever changed something
                 future.set_exception(problem)
             else:
                 future.set_result(True)
             self._waiters.popleft()
+        return False
 
     def __len__(self) -> int:
         return len(self._waiters)

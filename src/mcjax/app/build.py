@@ -5,29 +5,40 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, open_dict
 
-from mcjax.app.compose import made, plain_value
+from mcjax.app.compose import made, plain_of, plain_value
 from mcjax.app.mistakes import check_arguments
 from mcjax.app.plugins import PLACES, Plugins, fit
 from mcjax.app.runner import Rehearsal, all_instances, read_changes
 from mcjax.app.sample import uncached_tokens
 from mcjax.app.streams import Stream, generator, seed_of, seed_workload
 from mcjax.app.tokenizers import give_tokenizer
-from mcjax.backends.base import World, WorldInputs
+from mcjax.backends.base import Tiers, World, WorldInputs
+from mcjax.backends.processes.fleet import Settings as LauncherSettings
+from mcjax.backends.processes.world import ProcessesWorld
+from mcjax.cost.base import CostModel
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.cluster import Policies, Timing
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.engine.service import Settings
 from mcjax.errors import ConfigError
+from mcjax.kernels.choice import KernelChoice
 from mcjax.kvpool.keys import KeyTable, Salts
+from mcjax.kvpool.quotas import parse_quotas
 from mcjax.models.tokenizer import tokenizer_for
 from mcjax.sched.placement import Strategies
 from mcjax.track.recorder import TableRecorder
 from mcjax.track.tracker import Settings as TrackSettings
-from mcjax.types import Scripts
+from mcjax.transfer.paths.base import PathChoice
+from mcjax.transfer.paths.health import Patience
+from mcjax.transfer.paths.path import PathSettings
+from mcjax.transfer.paths.queue import read_shares
+from mcjax.transfer.topology import read_topology
+from mcjax.types import NS_PER_S, Scripts
 from mcjax.workload.base import Workload
 from mcjax.workload.driver import ScriptBook
 from mcjax.workload.slice import Slice
@@ -66,11 +77,14 @@ def build(
         scripts=scripts,
         block_tokens=block_tokens,
         pool_bytes=config.kvpool.dram_bytes,
+        tiers=_tiers(config),
+        table=table,
         seed=config.seed,
         recorder=recorder,
         roles=[role for _, role in all_instances(instances, changes)],
         uncached_tokens=lambda: uncached_tokens(workload, block_tokens),
-        attention=config.kernels.attention,
+        kernels=KernelChoice(**plain_of(config.kernels)),
+        topology=read_topology(plain_value(config.transfer.topology), hardware),
     )
     return Rehearsal(
         world=(make_world or _world_maker(config))(inputs),
@@ -78,9 +92,9 @@ def build(
         scripts=scripts,
         instances=instances,
         strategies=strategies_of(config, plugins, None if config.backend.name == "jax" else scripts),
-        policies=policies_of(config, plugins),
+        policies=policies_of(config, plugins, cost, block_tokens),
         slo=strategy_of("slo", config, plugins),
-        settings=_settings(config),
+        settings=_settings(config, strategy_of("paths", config, plugins)),
         salts=Salts.from_environment(),
         table=table,
         recorder=recorder,
@@ -90,6 +104,14 @@ def build(
         sample_period_s=track.period_s(config.backend.name),
         stall_s=config.engine.stall_s,
     )
+
+
+def _tiers(config: DictConfig) -> Tiers:
+    kvpool = config.kvpool
+    path = None if kvpool.ssd_path is None else Path(kvpool.ssd_path)
+    encodings = kvpool.dram_encoding, kvpool.ssd_encoding
+    ssd_bytes = None if kvpool.ssd_bytes is None else int(kvpool.ssd_bytes)  # 1e9 is how people write it
+    return Tiers(ssd_bytes, path, *encodings, kvpool.huge_pages, kvpool.numa_node)
 
 
 def strategy_of(place: str, config: DictConfig, plugins: Plugins) -> Any:
@@ -110,14 +132,24 @@ def strategies_of(config: DictConfig, plugins: Plugins, scripts: Scripts | None 
     return Strategies(**made_afresh, lengths=fit("lengths", lengths, "sched.lengths"))
 
 
-def policies_of(config: DictConfig, plugins: Plugins) -> Policies:
-    """Makers of what every instance or node has one of its own of."""
+def policies_of(
+    config: DictConfig, plugins: Plugins, cost: CostModel | None = None, block_tokens: int = DEFAULT_BLOCK_TOKENS
+) -> Policies:
+    """Makers of what every instance or node has one of its own of. Without `cost`: where nothing costs."""
 
     def maker(place: str) -> Callable[[], Any]:
         first = strategy_of(place, config, plugins)  # so that mistakes show now
-        return lambda: copy.deepcopy(first)
+        return lambda: told_cost(copy.deepcopy(first), cost, block_tokens)
 
-    return Policies(**{place: maker(place) for place in ("eviction", "watermark", "batching", "tenancy")})
+    makers = {place: maker(place) for place in ("eviction", "watermark", "tiering", "batching", "tenancy")}
+    return Policies(**makers, quotas=parse_quotas(plain_value(config.kvpool.tenants)))
+
+
+def told_cost(strategy: Any, cost: CostModel | None, block_tokens: int) -> Any:
+    """The same strategy, which knows what computing a block costs if it has `use_cost` (`kvpool.base.Eviction`)."""
+    if cost is not None and hasattr(strategy, "use_cost"):
+        strategy.use_cost(cost, block_tokens)
+    return strategy
 
 
 def workload_of(config: DictConfig) -> Any:
@@ -147,18 +179,29 @@ def sliced(workload: Workload, config: DictConfig) -> Any:
         raise ConfigError("slice", config.slice, empty) from None
 
 
-def _settings(config: DictConfig) -> Settings:
-    engine = config.engine
+def _settings(config: DictConfig, choice: PathChoice) -> Settings:
+    engine, transfer = config.engine, config.transfer
     return Settings(
         report_period_s=config.sched.report_period_s,
         view_delay_s=config.sched.view_delay_s,
         attempts=config.sched.attempts,
-        transfer_deadline_s=config.transfer.deadline_s,
-        transfer_attempts=config.transfer.attempts,
+        transfer_deadline_s=transfer.deadline_s,
+        transfer_attempts=transfer.attempts,
+        path_choice=choice,
+        paths=PathSettings(
+            shares=read_shares("transfer.shares", plain_value(transfer.shares)),
+            patience=Patience(
+                transfer.failures, round(transfer.backoff_s * NS_PER_S), round(transfer.most_backoff_s * NS_PER_S)
+            ),
+            slice_bytes=None if transfer.slice_bytes is None else int(transfer.slice_bytes),
+            window_bytes=None if transfer.window_bytes is None else int(transfer.window_bytes),
+        ),
         headroom_tokens=engine.headroom_tokens,
         preemption=engine.preemption,
+        streaming=engine.streaming,
         max_steps=engine.max_steps,
         timeout_s=engine.timeout_s,
+        hbm_cache=config.kvpool.hbm_cache,
         timing=Timing(engine.lease_s, engine.wait_s, engine.detect_s),
     )
 
@@ -176,4 +219,15 @@ def _world_maker(config: DictConfig) -> Callable[[WorldInputs], World]:
     with open_dict(options):
         for key in ("name", "verify"):
             options.pop(key, None)
+    if config.launcher.name == "processes":
+        return _in_processes(config, options)
     return made(config, "backend", options)
+
+
+def _in_processes(config: DictConfig, options: DictConfig) -> Callable[[WorldInputs], World]:
+    """The world of `launcher=processes`: what the backend's options say, the workers hear."""
+    backend = {name: value for name, value in plain_of(options).items() if not name.startswith("_")}
+    launcher = {name: value for name, value in plain_of(config.launcher).items() if name != "name"}
+    return partial(
+        ProcessesWorld, backend=backend, settings=LauncherSettings(**launcher), deadline_s=config.transfer.deadline_s
+    )

@@ -297,7 +297,7 @@ def figures(row: RequestRow, came_ns: Sequence[int]) -> str:
     if came_ns[-1] > came_ns[0]:
         rate = (len(came_ns) - 1) * NS_PER_S / (came_ns[-1] - came_ns[0])
         parts.append(f"{rate:,.0f} tokens/s" if rate >= 100 else f"{rate:.3g} tokens/s")
-    cached = row.local_tokens + row.remote_tokens
+    cached = row.hit_tokens
     parts.append(f"{cached} of {row.request.prompt_tokens} prompt tokens from the cache")
     return ", ".join(parts)
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from mcjax.errors import ConfigError
 from mcjax.models.checkpoint import PACKAGE, locate
+from mcjax.workload.files import places
 
 FILES = ("path", "checkpoint")
 """Keys of our own classes that name an input file: what it holds counts, and not what it is called."""
@@ -65,10 +66,11 @@ def located(text: str, folders: bool = False) -> Path | None:
             return locate(text)
         except ConfigError:
             return None
-    path = Path(text).expanduser()
-    traces = os.environ.get("MCJAX_TRACES")
-    others = [] if path.is_absolute() else [*([Path(traces) / path] if traces else []), Path("traces") / path]
-    for candidate in (path, *others):
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # `~name` of nobody's home
+        return None
+    for candidate in places(path):
         try:
             if candidate.is_file() or (folders and candidate.is_dir()):
                 return candidate

@@ -11,8 +11,9 @@ from mcjax.app.own_code.collect import Own
 from mcjax.cost.base import CostModel
 from mcjax.cost.slo import SLOPolicy
 from mcjax.errors import ConfigError
-from mcjax.kvpool.base import Eviction, Watermark
+from mcjax.kvpool.base import Eviction, Tiering, Watermark
 from mcjax.sched.base import Admission, Batching, DecodeSelection, Fetch, PrefillSelection, Roles, Tenancy
+from mcjax.transfer.paths.base import PathChoice
 from mcjax.workload.base import LengthPredictor, Workload
 
 PLACES: Mapping[str, tuple[str, type]] = {
@@ -26,6 +27,8 @@ PLACES: Mapping[str, tuple[str, type]] = {
     "lengths": ("sched.lengths", LengthPredictor),
     "eviction": ("kvpool.eviction", Eviction),
     "watermark": ("kvpool.watermark", Watermark),
+    "tiering": ("kvpool.tiering", Tiering),
+    "paths": ("transfer.paths", PathChoice),
     "workload": ("workload", Workload),
     "cost": ("cost", CostModel),
     "slo": ("slo", SLOPolicy),

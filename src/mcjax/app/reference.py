@@ -13,7 +13,7 @@ from mcjax.app.mistakes import close_to, locate, parameters_of
 from mcjax.app.schema.check import kinds_of
 from mcjax.app.schema.files import ROOT, ConfFile, Group, Key, groups, read
 from mcjax.app.schema.kinds import described
-from mcjax.app.schema.sections import BACKENDS, PARTS, SECTIONS, Root
+from mcjax.app.schema.sections import BY_NAME, PARTS, SECTIONS, Root
 from mcjax.errors import ConfigError
 
 KEYS = ("key", "default", "takes", "what it is")
@@ -102,7 +102,7 @@ def _options_of(group: Group) -> Part:
 
 
 def _option_rows(group: Group, name: str, file: ConfFile) -> list[tuple[str, str, str, str]]:
-    section = BACKENDS[name] if group.name == "backend" else SECTIONS.get(group.key)
+    section = BY_NAME[group.name][name] if group.name in BY_NAME else SECTIONS.get(group.key)
     return _rows(group.key, section, file, None)
 
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,7 +22,7 @@ from mcjax.backends.replay.world import Log, ReplayWorld
 from mcjax.errors import Deadlock, McjaxError, RunError
 from mcjax.kvpool.keys import KeyTable
 from mcjax.sched.journal import Journal
-from mcjax.sched.state import LinkEstimate
+from mcjax.sched.state import LinkEstimate, ssd_estimate
 from mcjax.track.arrow import Table
 from mcjax.track.console import NullProgress
 from mcjax.track.find import find_one
@@ -106,7 +106,7 @@ def _rehearse(config: DictConfig, run: Run, plugins: Plugins) -> tuple[Rehearsal
         table,
         recorder,
         track,
-        make_world=(lambda inputs: ReplayWorld(log, inputs.recorder)) if real else None,
+        make_world=(lambda inputs: ReplayWorld(log, inputs.recorder, inputs.table)) if real else None,
     )
     return rehearsal, recorder, log
 
@@ -126,6 +126,7 @@ def _placements(config: DictConfig, run: Run, plugins: Plugins, result: Replayed
         kv_format.bytes_per_token,
         kv_format.block_tokens,
         rehearsal.policy_rng,
+        ssd_estimate(world.ssd()),
     )
     for redecided in journal.walk(run.requests.to_pylist(), run.reports.to_pylist(), run.decisions.to_pylist()):
         result.placements += 1
@@ -158,11 +159,19 @@ def first_difference(name: str, logged: Table, replayed: Table) -> Difference | 
     for row in range(min(logged.num_rows, replayed.num_rows)):
         for column in columns:
             a, b = ours[column][row], theirs[column][row]
-            if a != b and not (a != a and b != b):  # two NaN are equal here
+            if not _same(a, b):
                 return Difference(name, row, column, a, b)
     if logged.num_rows != replayed.num_rows:
         return Difference(name, min(logged.num_rows, replayed.num_rows), "(row)", logged.num_rows, replayed.num_rows)
     return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of a table are equal, where two NaN are, in lists too."""
+    if isinstance(a, list) and isinstance(b, list):
+        ours, theirs = cast("list[Any]", a), cast("list[Any]", b)
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    return a == b or (a != a and b != b)
 
 
 def command(arguments: Sequence[str]) -> int:

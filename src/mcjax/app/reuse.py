@@ -16,7 +16,7 @@ from mcjax.track.run import Run, load
 from mcjax.track.sinks.files import Files
 from mcjax.track.state import DONE
 
-VIRTUAL = ("sim", "check")
+VIRTUAL = ("sim", "check", "hits")
 """Worlds whose runs are functions of their key."""
 
 

@@ -28,6 +28,7 @@ from mcjax.app.verify import SamePrompts, prove, within_margin
 from mcjax.backends.jax.numerics import common_mesh
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.errors import RunError, UserError, VerificationError
+from mcjax.kernels.choice import KernelChoice
 from mcjax.kvpool.keys import KeyTable
 from mcjax.track import console, environment
 from mcjax.track.recorder import TableRecorder
@@ -95,6 +96,10 @@ def execute(
         return campaign.execute(
             config, lambda: strategies_of(config, plugins), policies_of(config, plugins), known, origin, open_progress
         )
+    if config.backend.name == "hits":
+        from mcjax.app.hit_rates import study
+
+        return study.execute(config, plugins, known, origin, open_progress)
     given = plugins.get("workload")
     workload = cast("Workload", workload_of(config) if given is None else sliced(given, config))
     table = KeyTable()
@@ -152,8 +157,11 @@ def execute(
 
 
 def _wants_verification(config: DictConfig, workload: Workload) -> bool:
-    """What the config says; else what the backend says, unless the workload is not made for it."""
-    by_default = config.backend.get("verify", False) and getattr(workload, "verified_by_default", True)
+    """What the config says; else what the backend says, unless the workload is not made for it, or blocks are rounded:
+    those in host memory, or those of requests that may accept it."""
+    refuses = "workload" not in config.get("plugins", {}) and config.workload.get("accepts_lossy") is False
+    exact = config.kvpool.dram_encoding == "none" and (config.kvpool.ssd_encoding == "none" or refuses)
+    by_default = config.backend.get("verify", False) and exact and getattr(workload, "verified_by_default", True)
     return bool(by_default if config.verify is None else config.verify)
 
 
@@ -164,8 +172,13 @@ def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict
     roles = [role for _, role in all_instances(instances, read_changes(plain_value(config.cluster_changes), instances))]
     disaggregated = any(spec.role is Role.PREFILL for spec in instances)
     mesh = common_mesh(config.backend.numerics, plain_value(config.backend.mesh), roles)
+    if not KernelChoice(**plain_of(config.kernels)).exact:
+        mesh = None
     colocated = copy.deepcopy(config)
     colocated.cluster, colocated.cluster_changes, colocated.backend.mesh = "1m", [], mesh or 1
+    colocated.launcher = {"name": "embedded"}
+    # The reference takes nothing from the tiers that are to be proven.
+    colocated.kvpool.hbm_cache, colocated.kvpool.ssd_path, colocated.kvpool.ssd_bytes = False, None, None
     events = recorder.tables()["events"]
 
     def rehearse(prompts: SamePrompts) -> Rehearsal:

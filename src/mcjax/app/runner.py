@@ -18,7 +18,7 @@ from mcjax.engine.service import Service, Settings
 from mcjax.errors import ConfigError
 from mcjax.kvpool.keys import BlockNamer, KeyTable, Salts
 from mcjax.sched.placement import Strategies
-from mcjax.sched.state import LinkEstimate
+from mcjax.sched.state import LinkEstimate, ssd_estimate
 from mcjax.track.console import Figures, ProgressDisplay
 from mcjax.types import NS_PER_S, Recorder, RequestRow, RequestState, Role, Tokenizer
 from mcjax.workload.base import Turn, Workload
@@ -164,6 +164,7 @@ def service_of(r: Rehearsal, scope: aio.Scope) -> Service:
         r.world.keeps_tokens,
         r.world.shares_decoded,
         r.tokenizer,
+        ssd_estimate(r.world.ssd()),
     )
 
 
@@ -184,6 +185,8 @@ class Performance:
         self._figures = Figures()
         self._last_tick = (0, 0)
         self.result = Result()
+        self._paths: Callable[[], dict[str, Any]] = dict
+        """What the summary says of the engine's paths."""
 
     def run(self) -> Result:
         """Play to the end. On an interrupt the result is what there was; other errors are raised."""
@@ -194,7 +197,7 @@ class Performance:
         finally:
             for transport in self._r.world.transports():
                 self.result.bytes_by_transport[transport.name] = transport.stats().bytes_moved
-            self.result.figures = dict(self._r.world.figures())
+            self.result.figures = {"paths": self._paths(), **self._r.world.figures()}
         return self.result
 
     async def _main(self) -> None:
@@ -203,6 +206,7 @@ class Performance:
         try:
             async with aio.Scope("run") as scope:
                 service = service_of(r, scope)
+                self._paths = service.engine.figures
                 aio.start_of_run()
                 service.start(r.instances)
                 aio.start_of_run()  # weights, programs and memory are there: time begins
@@ -212,6 +216,7 @@ class Performance:
                 scope.spawn(self._change(service), "cluster changes")
                 await scope.run(self._drive(service))
                 self.result.duration_ns = aio.now_ns()
+                await service.cluster.quiesce()
                 service.cluster.check_idle()
                 if self._to_verify:
                     self._keep_checksums(service)
@@ -239,7 +244,7 @@ class Performance:
             figures.not_served += 1
         figures.output_tokens += row.output_tokens
         figures.prompt_tokens += row.request.prompt_tokens
-        figures.hit_tokens += row.local_tokens + row.remote_tokens
+        figures.hit_tokens += row.hit_tokens
         row.token_ends_ns = []
 
     def _tick(self, now_ns: int) -> None:

@@ -7,7 +7,7 @@ that errors within the tolerance explain it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from mcjax.errors import VerificationError
 from mcjax.track.arrow import Table
 from mcjax.types import RequestRow, RequestState, Script, Tokens
 from mcjax.workload.base import Session, Turn
+
+WITHIN_A_NODE = ("device", "file")
+"""Transports that leave a node for nowhere."""
 
 
 class _Once:
@@ -163,6 +166,11 @@ def compare(run: Result, colocated: Result) -> Verified:
     return Verified(len(run.rows), tokens, len(common))
 
 
+def bytes_between_nodes(moved: Mapping[str, int]) -> int:
+    """Of `bytes_by_transport`: those that went from one node's memory to another's."""
+    return sum(nbytes for name, nbytes in moved.items() if name not in WITHIN_A_NODE)
+
+
 def _outputs(row: RequestRow) -> list[list[int]]:
     return [row.output or [], *[branch.output or [] for branch in row.branches]]
 
@@ -177,8 +185,9 @@ def check_exercised(run: Result, events: Table, disaggregated: bool) -> None:
             chunks[owner] = chunks.get(owner, 0) + 1
         elif kind == "decode_step":
             batch = max(batch, blocks)
-    hits = sum(row.local_tokens + row.remote_tokens for row in run.rows)
+    hits = sum(row.hit_tokens for row in run.rows)
     moved = run.bytes_by_transport
+    read = [worker["bytes_read"] or 0 for worker in run.figures.get("processes", {}).get("workers", {}).values()]
     missing = [
         what
         for what, there in {
@@ -186,7 +195,8 @@ def check_exercised(run: Result, events: Table, disaggregated: bool) -> None:
             "prompts of more than one chunk": max(chunks.values(), default=0) > 1,
             "decode batches of more than one": batch > 1,
             "bytes between device and host": moved.get("device", 0) > 0,
-            "bytes between nodes": moved.get("local", 0) > 0 or not disaggregated,
+            "bytes between nodes": bytes_between_nodes(moved) > 0 or not disaggregated,
+            "bytes read from another process": sum(read) > 0 or not (read and disaggregated),
         }.items()
         if not there
     ]

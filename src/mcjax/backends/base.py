@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mcjax.cost.base import CostModel
 from mcjax.cost.hardware import Hardware
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts
+from mcjax.kernels.choice import KernelChoice
 from mcjax.kvpool.base import BlockStore
+from mcjax.kvpool.keys import KeyTable
+from mcjax.kvpool.stores.slab import HugePages
 from mcjax.transfer.base import Transport
+from mcjax.transfer.topology import Topology
 from mcjax.types import KVFormat, Recorder, Role, Scripts
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What a node's tiers are, beside the size of its host memory."""
+
+    ssd_bytes: int | None = None
+    ssd_path: Path | None = None
+    """Where a real SSD tier lies; each node has a folder of its own in it."""
+    dram_encoding: str = "none"
+    ssd_encoding: str = "none"
+    huge_pages: HugePages = "auto"
+    """What host memory is made of, where it is real."""
+    numa_node: int | None = None
+    """Where real host memory lies; None leaves that to the system."""
 
 
 @dataclass(slots=True)
@@ -34,7 +54,12 @@ class WorldInputs:
     uncached_tokens: Callable[[], Sequence[int]]
     """Of a sample of the workload's prompts: tokens to compute when what earlier ones computed is there still. Costs
     something, so it is asked for where it matters."""
-    attention: str = "reference"
+    kernels: KernelChoice = field(default_factory=KernelChoice)
+    tiers: Tiers = Tiers()
+    table: KeyTable = field(default_factory=KeyTable)
+    """The run's names of blocks: what lies on a disk is known by keys."""
+    topology: Topology | None = None
+    """Of the nodes' NICs, where they are told apart."""
 
 
 class World(Protocol):
@@ -62,6 +87,11 @@ class World(Protocol):
         """What estimates assume of a node's network: bytes a second, and latency in seconds."""
         ...
 
+    def ssd(self) -> tuple[float, float] | None:
+        """The same of a node's SSD, counted in bytes of blocks as they are in host memory. None: nodes have no SSD
+        tier."""
+        ...
+
     def cost(self) -> CostModel:
         """The cost model that estimates are made with. Available once `prepare` is done."""
         ...
@@ -77,6 +107,10 @@ class World(Protocol):
 
     def pool_store(self, node: str) -> BlockStore:
         """The DRAM store of a node."""
+        ...
+
+    def ssd_store(self, node: str) -> BlockStore | None:
+        """The SSD store of a node, if it has one."""
         ...
 
     def transports(self) -> list[Transport]:

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of a decoder's work, as exact integers. The one place that counts them.
+"""FLOPs and bytes of a whole decoder's work, as exact integers. What attention takes is counted in `cost/kernels.py`.
 
 A multiply-add is 2 FLOPs. Norms, rotary embedding, softmax and the embedding lookup are not counted (under 1 % at the
 sizes of interest). Attention is causal: a token at position p attends to p + 1 tokens.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import comb
 
+from mcjax.cost.kernels import pair_flops, visible_pairs
 from mcjax.cost.model_shape import ModelShape
 
 
@@ -24,12 +25,7 @@ def head_flops(model: ModelShape) -> int:
 
 def attention_flops_per_pair(model: ModelShape) -> int:
     """Scores and weighted values of one query over one key, all layers and heads."""
-    return 4 * model.layers * model.heads * model.head_dim
-
-
-def attention_pairs(start_tokens: int, length_tokens: int) -> int:
-    """Query-key pairs of `length_tokens` queries after a prefix of `start_tokens`."""
-    return length_tokens * start_tokens + length_tokens * (length_tokens + 1) // 2
+    return model.layers * pair_flops(model.heads, model.head_dim)
 
 
 def prefill_flops(model: ModelShape, start_tokens: int, length_tokens: int) -> int:
@@ -37,7 +33,7 @@ def prefill_flops(model: ModelShape, start_tokens: int, length_tokens: int) -> i
 
     Additive: chunks sum to the whole prompt. The logits of the last position are left out (2e9 of 1e15 FLOPs).
     """
-    pairs = attention_pairs(start_tokens, length_tokens)
+    pairs = visible_pairs(start_tokens + length_tokens, length_tokens, None)
     return length_tokens * matmul_flops_per_token(model) + pairs * attention_flops_per_pair(model)
 
 

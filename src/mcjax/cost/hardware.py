@@ -43,6 +43,10 @@ class Hardware:
     ssd_bytes_per_s: int = 0
     """Out of (or into) the node's SSDs, all together. 0 where none are given: then no block can be kept there."""
     ssd_latency_ns: int = 0
+    nics: int = 1
+    """Equal network cards that `nic_bytes_per_s` is of, where a topology tells them apart (`transfer.topology`)."""
+    numa_nodes: int = 1
+    """Sockets of a node that those are spread over, in order."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from mcjax.cost.kernels import stored_token_bytes
 from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
 
@@ -97,7 +98,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
+        return self.layers * stored_token_bytes(self.kv_heads, self.head_dim, self.kv_dtype_bytes)
 
     def kv_format(self, block_tokens: int, fingerprint: str) -> KVFormat:
         """The one-group layout of a block of `block_tokens` tokens; `fingerprint` names the weights and dtype."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mcjax.cost import formulas
 from mcjax.cost.hardware import Hardware
+from mcjax.cost.kernels import visible_pairs
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 
@@ -116,7 +117,7 @@ class Roofline:
     def _compute_fs(self, tokens: int) -> int:
         """FLOPs of a whole prompt of `tokens` over the attainable rate."""
         matmul, attention = self._flops
-        flops = tokens * matmul + formulas.attention_pairs(0, tokens) * attention
+        flops = tokens * matmul + visible_pairs(tokens, tokens, None) * attention
         return flops * _FS_PER_S // self._flops_per_s
 
     @cached_property

@@ -128,9 +128,27 @@ class Executor(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Hears what becomes of an instance that runs elsewhere."""
+
+    def died(self) -> None:
+        """Its process has gone, and its node's memory with it. Told once."""
+        ...
+
+    def replaced(self, by: str) -> None:
+        """After `died`: another one is ready to take its place, under the name `by`."""
+        ...
+
+
+def _never(watcher: Watcher) -> None:
+    """An instance of this process dies with it."""
+
+
 @dataclass(slots=True)
 class InstanceParts:
     """One instance's mechanisms: compute, and the device memory that its pages lie in."""
 
     executor: Executor
     pages: BlockStore
+    watch: Callable[[Watcher], None] = _never
+    """Takes who is to hear what becomes of the instance."""

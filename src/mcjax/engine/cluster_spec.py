@@ -12,6 +12,8 @@ from mcjax.types import Role
 
 _LETTERS = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 _FORM = "like 8p8d, 16m, 2p2d+1m, or a mapping such as {prefill: 8, decode: 8}"
+PER_DOMAIN = "per_domain"
+"""In a mapping: how many nodes, one behind the other, fail together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class InstanceSpec:
 
     name: str
     role: Role
+    fault_domain: str = ""
+    """What its node fails together with, such as a rack; empty: nothing else."""
 
     @property
     def node(self) -> str:
@@ -36,17 +40,32 @@ def parse_cluster(value: object, key: str = "cluster") -> list[InstanceSpec]:
 
     `key`: where the config has the value.
     """
+    per_domain = _per_domain(value, key)
     counts = _counts(value, key)
     if counts[Role.MIXED] == 0 and (counts[Role.PREFILL] == 0 or counts[Role.DECODE] == 0):
         raise ConfigError(key, value, f"needs prefill and decode instances, or mixed ones; {_FORM}")
     letter = {role: letter for letter, role in _LETTERS.items()}
-    return [InstanceSpec(f"{letter[role]}{index}", role) for role, count in counts.items() for index in range(count)]
+    names = [(f"{letter[role]}{index}", role) for role, count in counts.items() for index in range(count)]
+    return [
+        InstanceSpec(name, role, f"domain-{index // per_domain}" if per_domain else "")
+        for index, (name, role) in enumerate(names)
+    ]
+
+
+def _per_domain(value: object, key: str) -> int:
+    """Nodes that fail together; 0 where every node fails alone."""
+    told = cast("Mapping[object, object]", value).get(PER_DOMAIN) if isinstance(value, Mapping) else None
+    if told is not None and (isinstance(told, bool) or not isinstance(told, int) or told < 1):
+        raise ConfigError(f"{key}.{PER_DOMAIN}", told, "must be 1 or more nodes")
+    return told or 0
 
 
 def _counts(value: object, key: str) -> dict[Role, int]:
     counts = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.MIXED), 0)
     if isinstance(value, Mapping):
         for role, count in cast("Mapping[object, object]", value).items():
+            if role == PER_DOMAIN:
+                continue
             if role not in counts or isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"{key}.{role}", count, "needs a role and a count", [str(role) for role in counts])
             counts[Role(role)] = count

@@ -2,7 +2,7 @@
 
 With `n > 1` the outputs are branches on one instance. They read the same full pages of the prompt; each has a copy of
 the page with the prompt's last token, and its own pages from there on. Branches live inside this procedure, so what
-they share needs no counting: it is the caller's, and outlives them.
+they share needs no counting: it is the caller's, and outlives them. So are pages that hold blocks of the device tier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from mcjax import aio
 from mcjax.engine.base import Capacity, Kind, StepItem
 from mcjax.engine.loop import StepLoop
 from mcjax.engine.node import Node
-from mcjax.engine.prefix import Pages, load
+from mcjax.engine.pages import Held, Pages
+from mcjax.engine.prefix import load
 from mcjax.engine.sequence import STOP_STRING_STEPS, End, Sequence
 from mcjax.errors import ConfigError, PoolFull, Preempted, RequestTooLarge, TransferError
 from mcjax.kvpool.holds import Reservation
@@ -26,7 +27,7 @@ from mcjax.kvpool.keys import BlockNamer
 from mcjax.sched.job import Job, SamplerState
 from mcjax.sched.output import LENGTH, Output
 from mcjax.transfer.base import Copy
-from mcjax.types import Recorder
+from mcjax.types import BlockId, Recorder
 
 Preemption = Literal["swap", "recompute"]
 
@@ -51,10 +52,11 @@ class DecodeSettings:
 
 @dataclass(slots=True, eq=False)
 class Strand:
-    """An output being decoded here. Of its pages the first `shared` are its job's, the others its own."""
+    """An output being decoded here. Of its pages the first `shared` are its job's (`held`), the others its own."""
 
     output: Output
     item: StepItem
+    held: Held
     shared: int
     family: list[Strand]
     """All of its job's."""
@@ -71,8 +73,9 @@ class Strand:
 
     @property
     def idles(self) -> bool:
-        """Whether its job keeps pages from others while nobody of it is at work."""
-        return self.shared > 0 and not any(strand.active for strand in self.family)
+        """Whether its job would keep pages from others while nobody of it is at work. One output alone does not: all
+        its pages go."""
+        return len(self.family) > 1 and self.shared > 0 and not any(strand.active for strand in self.family)
 
 
 class Decoder:
@@ -137,12 +140,16 @@ class Decoder:
 
     # Decoding
 
-    async def generate(self, job: Job, pages: list[int], state: SamplerState) -> None:
+    def untouched(self, job: Job) -> tuple[BlockId, ...]:
+        """The blocks of the prompt that no output writes into."""
+        return job.blocks if len(job.outputs) == 1 else job.blocks[: self._shared(job)]
+
+    async def generate(self, job: Job, held: Held, state: SamplerState) -> None:
         """Decode every output to its end. Tokens that the client already has are fed again, not sampled.
 
-        Takes `pages` over, but for those that all outputs share: they stay in the list.
+        Takes pages over, but for those that all outputs share and those that are the device tier's: they stay held.
         """
-        strands = self._strands(job, pages, state)
+        strands = self._strands(job, held, state)
         try:
             if len(strands) == 1:
                 await self._to_end(job, strands[0])
@@ -152,15 +159,16 @@ class Decoder:
             for strand in strands:
                 self._give_back(strand)
 
-    def _strands(self, job: Job, pages: list[int], state: SamplerState) -> list[Strand]:
-        shared = self._shared(job)
-        whole, pages[:] = pages[:], pages[:shared]
+    def _strands(self, job: Job, held: Held, state: SamplerState) -> list[Strand]:
+        family = self._shared(job)
+        shared = max(family, held.shared)
+        whole, held.pages = held.pages, held.pages[:shared]
         strands: list[Strand] = []
         at = shared
         for output in job.outputs:
-            own = self._own_pages(job, output)
+            own = self._own_pages(job, output) + family - shared
             item = self._item(job, output, [*whole[:shared], *whole[at : at + own]], state)
-            strands.append(Strand(output, item, shared, strands))
+            strands.append(Strand(output, item, held, shared, strands))
             at += own
         return strands
 
@@ -212,6 +220,7 @@ class Decoder:
     async def _to_end(self, job: Job, strand: Strand) -> None:
         """One output, through as many preemptions as there may be; then its pages are free."""
         output = strand.output
+        filled: tuple[BlockId, ...] = ()
         try:
             if output.produced >= output.max_tokens:
                 output.end(LENGTH)
@@ -224,10 +233,12 @@ class Decoder:
                         break
                 output.end(end.finish_reason)
             if output.index == 0:
-                await self._write_back(job, strand.item.pages)
+                blocks = self._filled(job)
+                await self._write_back(job, blocks, strand.item.pages)
+                filled = blocks
         finally:
             strand.active = False
-            self._give_back(strand)
+            self._give_back(strand, filled, job.lossy)
         if strand.idles:
             for other in strand.family:
                 if other.given_up is not None and not other.given_up.done():
@@ -274,31 +285,52 @@ class Decoder:
     async def _swap(self, job: Job, strand: Strand, sequence: Sequence) -> None:
         """Move the strand's own pages to the node's DRAM, wait for pages, and move them back, checksums verified.
 
-        Where DRAM has no room, the prompt is computed again, and what was decoded is replayed.
+        One output alone moves all its pages, so that it keeps none from others meanwhile; of those that were blocks of
+        the device tier, what is still there when it comes back is not moved again. Where DRAM has no room, or would
+        round what the request wants exact, the prompt is computed again, and what was decoded is replayed.
         """
         item, pool, store = strand.item, self._node.pool, self._pages.store
-        first, used = strand.shared, self.pages_for(job, item.start)
+        if pool.store.lossy and not job.request.accepts_lossy:
+            raise Preempted(job.request_id, self._name)
+        alone = len(strand.family) == 1
+        first, used = 0 if alone else strand.shared, self.pages_for(job, item.start)
+        blocks = job.blocks[: strand.shared] if alone else ()
         try:
-            slots = pool.reserve(job.request_id, used - first)
+            slots = await self._node.reserve_saved(job.request_id, used - first, job.request.tenant)
         except PoolFull as full:
             raise Preempted(job.request_id, self._name) from full
         try:
             held = pool.store.regions(slots.slots)
             source = store.regions(item.pages[first:used])
-            named = job.blocks[first] if first < len(job.blocks) else -1
-            checksums = await self._node.move(Copy(source, held, job.request_id, named, checksum=True))
+            moved = await self._node.perform(Copy(source, held, job.request_id, _name(job, first), checksum=True))
             self._give_back(strand)
+            if alone:
+                self._pages.release(strand.held)
             del item.pages[first:]
             self._loop.made_room(sequence)
             self._publish()
-            item.pages.extend(await self._pages_again(job, strand, self.pages_for(job, item.start + 1) - first))
+            again = await self._pages_again(job, strand, self.pages_for(job, item.start + 1) - first, blocks)
+            item.pages.extend(again.pages)
             strand.holds = True
-            target = store.regions(item.pages[first:used])
-            await load(self._node, pool, held, checksums, (), target, job.request_id, named)
+            if alone:
+                strand.held.share(again)
+                strand.shared = again.shared
+            await self._load_back(job, item.pages[first:used], slots, moved.written, first, again.shared)
+            job.lossy = job.lossy or pool.store.lossy
         finally:
             pool.release(slots)
 
-    async def _pages_again(self, job: Job, strand: Strand, count: int) -> list[int]:
+    async def _load_back(
+        self, job: Job, pages: list[int], slots: Reservation, checksums: tuple[bytes, ...], first: int, there: int
+    ) -> None:
+        """Into `pages` what was put into `slots`, but for the first `there`; the first page is of block `first`."""
+        if there < len(pages):
+            source = self._node.pool.store.regions(slots.slots[there:])
+            target = self._pages.store.regions(pages[there:])
+            name = _name(job, first + there)
+            await load(self._node, self._node.pool, source, checksums[there:], (), target, job.request_id, name)
+
+    async def _pages_again(self, job: Job, strand: Strand, count: int, blocks: tuple[BlockId, ...]) -> Held:
         def preempted() -> Preempted:
             return Preempted(job.request_id, self._name)
 
@@ -306,42 +338,50 @@ class Decoder:
             raise preempted()
         strand.given_up = given_up = aio.new_future()
         try:
-            pages = await aio.unless(given_up, preempted, self._pages.take(count), self._pages.give_back)
+            take = self._pages.take(job.request_id, count, blocks, len(blocks), job.request.accepts_lossy)
+            again = await aio.unless(given_up, preempted, take, self._pages.release)
+            job.lossy = job.lossy or again.lossy
             strand.active = True
-            return pages
+            return again
         finally:
             strand.given_up = None
 
-    def _give_back(self, strand: Strand) -> None:
+    def _give_back(self, strand: Strand, filled: tuple[BlockId, ...] = (), lossy: bool = False) -> None:
+        """Its own pages are free; those that hold `filled` blocks may stay with the device tier."""
         if strand.holds:
             strand.holds = False
-            self._pages.give_back(strand.own)
+            self._pages.give_back(strand.own, strand.item.request_id, filled, strand.shared, lossy)
 
     # Writing back
 
-    async def _write_back(self, job: Job, pages: list[int]) -> None:
-        """Put the full blocks that output 0 filled into the node's pool, for the session's next turn.
-
-        Only where a block's name does not depend on which program made its bits; a pool without room is left alone.
-        """
+    def _filled(self, job: Job) -> tuple[BlockId, ...]:
+        """The full blocks that output 0 leaves: the prompt's, and those that it filled itself, where a block's name
+        does not depend on which program made its bits."""
         request, output = job.request, job.first.tokens
         if not self.shares or request.tokens is None or not output:
-            return
+            return job.blocks
         history = np.concatenate([request.tokens, np.array(output[:-1], np.int32)])
-        blocks = self._namer.from_tokens(request.tenant, history)
-        pool, first = self._node.pool, len(job.blocks)
-        pin = pool.pin(request.request_id, blocks)
+        return self._namer.from_tokens(request.tenant, history)
+
+    async def _write_back(self, job: Job, blocks: tuple[BlockId, ...], pages: list[int]) -> None:
+        """Put the full blocks that output 0 filled into the node's pool, for the session's next turn. A pool without
+        room is left alone."""
+        request, pool, first = job.request, self._node.pool, len(job.blocks)
+        if len(blocks) == first:
+            return
+        pin = pool.pin(request.request_id, blocks, accepts_lossy=request.accepts_lossy)
         reservation: Reservation | None = None
         try:
             new = len(blocks) - len(pin)
             if len(pin) < first or new <= 0:
                 return
             first = len(pin)
-            reservation = pool.reserve(request.request_id, new)
+            reservation = await self._node.reserve_saved(request.request_id, new, request.tenant)
             target = pool.store.regions(reservation.slots)
             source = self._pages.store.regions(pages[first : first + new])
-            checksums = await self._node.move(Copy(source, target, request.request_id, blocks[first], checksum=True))
-            pool.commit(reservation, blocks[first:], blocks[first - 1] if first else None, checksums)
+            moved = await self._node.perform(Copy(source, target, request.request_id, blocks[first], checksum=True))
+            before = blocks[first - 1] if first else None
+            pool.commit(reservation, blocks[first:], before, moved.written, job.lossy)
         except (PoolFull, TransferError) as problem:  # the output is complete: only a later hit is lost
             left = blocks[first:]
             self._recorder.event(
@@ -359,3 +399,8 @@ class Decoder:
             pool.release(pin)
             if reservation is not None:
                 pool.release(reservation)
+
+
+def _name(job: Job, block: int) -> BlockId:
+    """What the log calls a span that begins with this block; -1 beyond the prompt's."""
+    return job.blocks[block] if block < len(job.blocks) else -1

@@ -42,7 +42,7 @@ class StepLoop:
         tenancy: Tenancy,
         recorder: Recorder,
         on_change: Callable[[], None],
-        more_pages: Callable[[int], list[int]],
+        more_pages: Callable[[int, int], list[int]],
         max_steps: int | None = None,
     ):
         self.name = name
@@ -260,7 +260,7 @@ class StepLoop:
         starving = [sequence for sequence in self.decodes if self._room(sequence) <= 0 and not sequence.running]
         grown = False
         for sequence in sorted(starving, key=lambda sequence: sequence.since):
-            page = self._more_pages(1)
+            page = self._more_pages(sequence.item.request_id, 1)
             if page:
                 sequence.item.pages.extend(page)
                 grown = True

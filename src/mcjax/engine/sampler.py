@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mcjax import aio
 from mcjax.engine.service import Service
 from mcjax.errors import Deadlock
+from mcjax.transfer.paths.figures import figures_of
 from mcjax.types import NS_PER_S, Recorder
 
 
@@ -49,10 +50,10 @@ class Sampler:
         record = self._recorder.samples
         instances = list(self._service.cluster.instances.values())
         names, loops = [each.name for each in instances], [each.loop for each in instances]
-        stores = [each.pages.store for each in instances]
+        pages = [each.pages for each in instances]
         record(now_ns, names, "queue_prompts", [len(loop.prefills) for loop in loops])
         record(now_ns, names, "batch", [len(loop.decodes) for loop in loops])
-        record(now_ns, names, "page_fill", [1.0 - store.free_slots / store.capacity for store in stores])
+        record(now_ns, names, "page_fill", [1.0 - each.available / each.store.capacity for each in pages])
         nodes = [each.node for each in instances]
         places, pools = [node.name for node in nodes], [node.pool for node in nodes]
         record(now_ns, places, "pool_fill", [len(pool) / pool.store.capacity for pool in pools])
@@ -61,6 +62,20 @@ class Sampler:
         links, stats = [transport.name for transport in transports], [transport.stats() for transport in transports]
         record(now_ns, links, "pending_bytes", [each.pending_bytes for each in stats])
         record(now_ns, links, "moved_bytes", [each.bytes_moved for each in stats])
+        self._sample_paths(now_ns)
+
+    def _sample_paths(self, now_ns: int) -> None:
+        """Of transports with several ways, or whose copies wait in the engine; of others, `moved_bytes` says it all."""
+        paths = [path for path in self._service.engine.paths.values() if path.has_choice or path.pacing is not None]
+        groups = figures_of(paths)
+        if not groups:
+            return
+        record, names, found = self._recorder.samples, list(groups), list(groups.values())
+        record(now_ns, names, "path_waiting", [each.waiting for each in found])
+        record(now_ns, names, "path_waiting_bytes", [each.waiting_bytes for each in found])
+        record(now_ns, names, "path_in_flight_bytes", [each.in_flight_bytes for each in found])
+        record(now_ns, names, "path_moved_bytes", [each.moved_bytes for each in found])
+        record(now_ns, names, "path_expected_bytes_per_s", [each.bytes_per_s for each in found])
 
     def _check_progress(self, now_ns: int) -> None:
         frontend = self._service.frontend

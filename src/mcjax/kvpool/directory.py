@@ -9,9 +9,16 @@ from numpy.typing import NDArray
 
 from mcjax.types import BlockId
 
+FEW = 6
+"""Nodes up to which taking bit by bit is quicker than unpacking a mask."""
+
 
 class Directory:
-    """A bit mask of nodes a block. Matching walks a prefix once for all nodes together."""
+    """A bit mask of nodes a block. Matching walks a prefix once for all nodes together.
+
+    Blocks that are reported together mostly have the same holders before and after: they share one mask, which among a
+    thousand nodes would take more memory than all the rest.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, int] = {}
@@ -32,17 +39,26 @@ class Directory:
 
     def add(self, node: int, blocks: Iterable[BlockId]) -> None:
         bit, masks = 1 << node, self._masks
+        before, after = None, bit
         for block in blocks:
-            masks[block] = masks.get(block, 0) | bit
+            mask = masks.get(block)
+            if mask is not before:
+                before, after = mask, bit if mask is None else mask | bit
+            masks[block] = after
 
     def remove(self, node: int, blocks: Iterable[BlockId]) -> None:
-        bit, masks = 1 << node, self._masks
+        others, masks = ~(1 << node), self._masks
+        before, after = None, 0
         for block in blocks:
-            left = masks.get(block, 0) & ~bit
-            if left:
-                masks[block] = left
+            mask = masks.get(block)
+            if mask is None:
+                continue
+            if mask is not before:
+                before, after = mask, mask & others
+            if after:
+                masks[block] = after
             else:
-                masks.pop(block, None)
+                del masks[block]
 
     def expect(self, node: int, blocks: Iterable[BlockId]) -> None:
         """An own decision will put these blocks on `node`; undone by `unexpect` once reports can tell."""
@@ -75,6 +91,15 @@ class Directory:
         """Nodes reported to hold `block`, lowest first."""
         return _bits(self._masks.get(block, 0))
 
+    def holders_of(self, blocks: Sequence[BlockId]) -> list[int]:
+        """Nodes reported to hold every one of `blocks`, lowest first."""
+        masks, held = self._masks, -1
+        for block in blocks:
+            held &= masks.get(block, 0)
+            if not held:
+                return []
+        return _bits(held) if blocks else []
+
     def prefix_blocks(self, blocks: Sequence[BlockId]) -> NDArray[np.int64]:
         """`[nodes]` how many leading blocks each node holds, or is expected to hold."""
         lengths = np.zeros(len(self._nodes), np.int64)
@@ -94,9 +119,11 @@ class Directory:
 
 def _set(lengths: NDArray[np.int64], nodes: int, length: int) -> None:
     """`length` for every node whose bit is in `nodes`."""
-    if nodes & (nodes - 1) == 0:
-        if nodes:
-            lengths[nodes.bit_length() - 1] = length
+    if nodes.bit_count() <= FEW:
+        while nodes:
+            last = nodes.bit_length() - 1
+            lengths[last] = length
+            nodes ^= 1 << last
         return
     raw = np.frombuffer(nodes.to_bytes(len(lengths) // 8 + 1, "little"), np.uint8)
     lengths[np.unpackbits(raw, count=len(lengths), bitorder="little").view(np.bool_)] = length

@@ -44,6 +44,8 @@ class Pin(Hold):
 
     blocks: tuple[BlockId, ...] = ()
     deepest: Anchor | None = None
+    accepts_lossy: bool = True
+    """Whether it may cover lossy blocks."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -51,8 +53,9 @@ class Pin(Hold):
 
 @dataclass(slots=True, eq=False)
 class Reservation(Hold):
-    """Slots without visible blocks. They are committed in order, or given back."""
+    """Slots without visible blocks. They are committed in order, as blocks of `tenant`, or given back."""
 
+    tenant: str = ""
     slots: list[int] = field(default_factory=list[int])
 
     def __len__(self) -> int:

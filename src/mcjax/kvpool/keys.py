@@ -66,10 +66,12 @@ class KeyTable:
     def __init__(self) -> None:
         self._ids: dict[BlockKey, BlockId] = {}
         self._keys: list[BlockKey] = []
+        self._key_spaces: list[bytes] = []
         self._spaces: dict[bytes, int] = {}
         self._space_names: list[bytes] = []
 
-    def intern(self, keys: Sequence[BlockKey]) -> tuple[BlockId, ...]:
+    def intern(self, keys: Sequence[BlockKey], space: bytes = b"") -> tuple[BlockId, ...]:
+        """Ids of keys that were made under the namespace `space`; nothing, where that is not known."""
         ids: list[BlockId] = []
         for key in keys:
             found = self._ids.get(key)
@@ -77,6 +79,9 @@ class KeyTable:
                 found = _KEYS_FROM + len(self._keys)
                 self._ids[key] = found
                 self._keys.append(key)
+                self._key_spaces.append(space)
+            elif space and not self._key_spaces[found - _KEYS_FROM]:
+                self._key_spaces[found - _KEYS_FROM] = space
             ids.append(found)
         return tuple(ids)
 
@@ -93,7 +98,7 @@ class KeyTable:
     def _of_trace(self, space: bytes, number: int, trace_id: int) -> BlockId:
         if 0 <= trace_id < TRACE_SPAN and number < _MAX_SPACES:
             return number * TRACE_SPAN + trace_id
-        return self.intern([key_from_trace_id(space, trace_id)])[0]
+        return self.intern([key_from_trace_id(space, trace_id)], space)[0]
 
     def key(self, block: BlockId) -> BlockKey:
         """The key behind an id."""
@@ -101,6 +106,12 @@ class KeyTable:
             return self._keys[block - _KEYS_FROM]
         number, trace_id = divmod(block, TRACE_SPAN)
         return key_from_trace_id(self._space_names[number], trace_id)
+
+    def space(self, block: BlockId) -> bytes:
+        """The namespace of a block; nothing for one that is known by its key alone."""
+        if block >= _KEYS_FROM:
+            return self._key_spaces[block - _KEYS_FROM]
+        return self._space_names[block // TRACE_SPAN]
 
 
 class Salts:
@@ -133,6 +144,11 @@ class Salts:
                 raise ConfigError(SALTS_FILE_VARIABLE, path, f"the salt of {tenant!r} is no text or empty; {shape}")
         return cls(salts)
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Names of those who have a salt of their own."""
+        return tuple(self._salts)
+
     def of(self, tenant: str) -> str:
         salt = self._salts.get(tenant)
         return f"tenant:{tenant}" if salt is None else f"salt:{salt}"
@@ -158,7 +174,8 @@ class BlockNamer:
         return found
 
     def from_tokens(self, tenant: str, tokens: Tokens) -> tuple[BlockId, ...]:
-        return self.table.intern(keys_from_tokens(self.space(tenant), tokens, self.kv_format.block_tokens))
+        space = self.space(tenant)
+        return self.table.intern(keys_from_tokens(space, tokens, self.kv_format.block_tokens), space)
 
     def from_trace_ids(self, tenant: str, trace_ids: Sequence[int], full_blocks: int) -> tuple[BlockId, ...]:
         """Ids of the first `full_blocks` trace blocks; the partial one behind them stays private."""

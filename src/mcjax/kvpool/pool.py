@@ -1,31 +1,30 @@
-"""One node's pool: which blocks are resident, who holds them, and who must go.
+"""A pool: which blocks are resident in one tier of one node, who holds them, and who must go.
 
-The pool decides *within* a node. It may refuse (`PoolFull`); it never moves a request elsewhere. It does no I/O:
-callers move bytes between the regions it hands out, and then commit. Every method is synchronous, so each is atomic.
+A node has a pool for each of its tiers, and each holds whole prefixes. A pool decides *within* its tier: it may refuse
+(`PoolFull`), and never moves a request elsewhere. It does no I/O: callers move bytes between the regions it hands out,
+and then commit. Every method is synchronous, so each is atomic.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from mcjax import aio
-from mcjax.errors import InstanceDown, IntegrityError, PoolFull, StaleRegion
+from mcjax.errors import IntegrityError
+from mcjax.kvpool.audit import check_blocks, check_pins
 from mcjax.kvpool.base import BlockStore, Eviction, Watermark
-from mcjax.kvpool.groups import boundary
+from mcjax.kvpool.gone import Gone
 from mcjax.kvpool.holds import Anchor, Hold, Pin, Reservation
-from mcjax.kvpool.index import BlockIndex
-from mcjax.transfer.base import Region
-from mcjax.types import BlockId, KVGroup, Recorder
-
-HIT_HISTORY = 256
+from mcjax.kvpool.residents import Residents
+from mcjax.kvpool.room import Room
+from mcjax.types import BlockId, KVGroup, Miss, NullRecorder, Recorder
 
 
-class Pool:
-    """Blocks of one node's DRAM.
+class Pool(Residents):
+    """Blocks of one tier of a node: its host memory, its SSD, or an instance's device pages.
 
-    The index holds committed blocks only. Two requests that write the same block both write; the second commit keeps
-    the first's slot.
+    What is in it can be asked by the methods of `Residents`. Two requests that write the same block both write; the
+    second commit keeps the first's slot.
     """
 
     def __init__(
@@ -38,58 +37,44 @@ class Pool:
         lease_ns: int,
         on_change: Callable[[int, Sequence[BlockId]], None] = lambda sign, blocks: None,
         groups: Sequence[KVGroup] = (KVGroup(),),
+        gone: Gone | None = None,
     ):
-        self.node = node
-        self.store = store
+        super().__init__(node, store, groups)
         self.lease_ns = lease_ns
         self.space = aio.WaitQueue(f"{node}.space")
         store.on_space = self._notify
         self._eviction = eviction
-        self._watermark = watermark
+        self._extended: Callable[[Sequence[BlockId]], None] | None = getattr(eviction, "on_extend", None)
         self._recorder = recorder
+        self._heard = type(recorder) is not NullRecorder
         self._on_change = on_change
-        self._boundary = boundary(groups)
-        self._index = BlockIndex()
+        self.gone = Gone() if gone is None else gone
+        """What this pool, and those it shares the memory with, had and lost."""
+        self.gone.widen(store.capacity)
+        self.room = Room(node, store, self._index, eviction, watermark, self._held_by_tenants)
         self._detached: dict[Anchor, None] = {}
         self._pins: dict[Pin, None] = {}
         self._reservations: dict[Reservation, None] = {}
-        self._hits: deque[float] = deque(maxlen=HIT_HISTORY)
-        self._down = False
+        self._lent = 0
         self._notified = False
+        self._recover()
 
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __contains__(self, block: BlockId) -> bool:
-        return block in self._index.slots
-
-    def _check_up(self) -> None:
-        if self._down:
-            raise InstanceDown(self.node)
-
-    # Reading
+    # Holding
 
     @property
     def held(self) -> int:
         """Pins and reservations that somebody holds."""
         return len(self._pins) + len(self._reservations)
 
-    def match(self, blocks: Sequence[BlockId]) -> int:
-        """How many leading blocks could be used now, up to a boundary of all KV groups. Says nothing about later, and
-        keeps nothing alive; `pin` does.
-        """
-        self._check_up()
-        count = self._index.leading(blocks)
-        # A slot holds a block's every group, so one residency stands for them all (`groups.common_prefix`).
-        return count - count % self._boundary
-
-    def pin(self, owner: int, blocks: Sequence[BlockId], leased: bool = False) -> Pin:
+    def pin(self, owner: int, blocks: Sequence[BlockId], leased: bool = False, accepts_lossy: bool = True) -> Pin:
         """Match and pin at once: the longest resident prefix of `blocks`, which stays until the pin is released."""
-        count = self.match(blocks)
-        pin = Pin(self.node, owner, self._expiry(leased), blocks=tuple(blocks[:count]))
+        count = self.match(blocks, accepts_lossy)
+        pin = Pin(self.node, owner, self._expiry(leased), blocks=tuple(blocks[:count]), accepts_lossy=accepts_lossy)
         if count:
             pin.deepest = self._index.anchor(blocks[count - 1])
             self._eviction.on_hit(pin.blocks)
+            if self.room.saver is not None:
+                self.room.saver.on_hit(pin.blocks)
             self._note("hit", owner, pin.blocks)
         self._pins[pin] = None
         return pin
@@ -98,54 +83,58 @@ class Pool:
         """Let `pin` also cover blocks that were committed behind it; `blocks` is the whole chain from the start."""
         pin.check()
         self._check_up()
-        count = self._index.leading(blocks)
+        count = self._leading(blocks, pin.accepts_lossy)
         if count <= len(pin.blocks):
             return
         before = pin.deepest
         pin.blocks = tuple(blocks[:count])
         pin.deepest = self._index.anchor(blocks[count - 1])
-        self._eviction.on_hit(pin.blocks)  # or its head would look older than its tail
+        if self._extended is not None:
+            self._extended(pin.blocks)
         if before is not None:
             self._unpin(before)
 
-    def region(self, blocks: Sequence[BlockId]) -> Region:
-        """Where resident blocks lie. Valid as long as the caller's pin; it goes stale with the slots.
-
-        Raises `StaleRegion` if one has left the index: even pinned blocks do when they are found corrupt.
-        """
+    def narrow(self, pin: Pin, count: int) -> None:
+        """Let `pin` cover no more than its first `count` blocks. Raises `StaleRegion` if those have left the index."""
+        pin.check()
         self._check_up()
-        try:
-            return self.store.regions(self._index.slots_of(blocks))
-        except KeyError as missing:
-            raise self._left(missing) from None
-
-    def checksums(self, blocks: Sequence[BlockId]) -> tuple[bytes, ...]:
-        """The checksums that blocks were committed with. Raises `StaleRegion` like `region`."""
-        try:
-            return self._index.checksums_of(blocks)
-        except KeyError as missing:
-            raise self._left(missing) from None
-
-    def _left(self, missing: KeyError) -> StaleRegion:
-        return StaleRegion(f"pool {self.node}: the block has left the index", first_block=missing.args[0])
-
-    def contents(self) -> dict[BlockId, bytes]:
-        """Every resident block and its checksum."""
-        blocks = tuple(self._index.slots)
-        return dict(zip(blocks, self._index.checksums_of(blocks), strict=True))
+        before, kept = pin.deepest, pin.blocks[:count]
+        if kept == pin.blocks:
+            return
+        if kept and kept[-1] not in self._index.slots:
+            raise self._left(KeyError(kept[-1]))
+        pin.blocks = kept
+        pin.deepest = self._index.anchor(kept[-1]) if kept else None
+        if before is not None:
+            self._unpin(before)
 
     def note_hits(self, share: float) -> None:
         """A request found this share of its prompt here; watermark strategies look at the history."""
-        self._hits.append(share)
+        self.room.note_hits(share)
+
+    def stand_on(self, owner: int, block: BlockId) -> Pin:
+        """Keep a resident block, and all it continues, for what is about to continue it. That is no hit: nothing gets
+        more recent. Raises `StaleRegion` like `chain`."""
+        self._check_up()
+        if block not in self._index.slots:
+            raise self._left(KeyError(block))
+        pin = Pin(self.node, owner, blocks=(block,), deepest=self._index.anchor(block))
+        self._pins[pin] = None
+        return pin
 
     # Writing
 
-    def reserve(self, owner: int, count: int, leased: bool = False) -> Reservation:
-        """Slots for `count` blocks, evicting if need be. Raises `PoolFull` and takes nothing if there is no room."""
+    def reserve(self, owner: int, count: int, leased: bool = False, tenant: str = "") -> Reservation:
+        """Slots for `count` blocks of `tenant`, evicting if need be. Raises `PoolFull` and takes nothing if there is no
+        room."""
         self._check_up()
-        self._make_room(count, owner)
-        reservation = Reservation(self.node, owner, self._expiry(leased), slots=self.store.reserve(count))
+        self._make_room(count, owner, tenant)
+        reservation = Reservation(
+            self.node, owner, self._expiry(leased), tenant=tenant, slots=self.store.reserve(count)
+        )
         self._reservations[reservation] = None
+        if self.room.shares is not None:
+            self.room.shares.take(tenant, count)
         return reservation
 
     def commit(
@@ -154,11 +143,16 @@ class Pool:
         blocks: Sequence[BlockId],
         parent: BlockId | None,
         checksums: Sequence[bytes] = (),
+        lossy: bool = False,
     ) -> list[int] | None:
         """Make `blocks` visible: they fill the reservation's next slots and follow `parent` (None at the start).
 
-        Returns the slots in which the blocks lie now: those of an equal block, where that was here first. None when the
-        parent is no longer resident: the blocks could never be matched, so their slots are given back.
+        `checksums` are of the bytes in those slots. `lossy`: their numbers are rounded, or computed from such; so they
+        are, too, behind a lossy parent and in a store that rounds.
+
+        Returns the slots in which the blocks lie now: those of an equal block, where that was here first, unless that
+        is lossy and the new one is not. None when the parent is no longer resident: the blocks could never be matched,
+        so their slots are given back.
         """
         self._check_up()
         reservation.check()
@@ -166,21 +160,108 @@ class Pool:
         if len(slots) < len(blocks):
             raise IntegrityError(f"{self.node}: {len(blocks)} blocks for the {len(slots)} slots that are left reserved")
         del reservation.slots[: len(blocks)]
+        return self._commit(reservation.owner, reservation.tenant, slots, blocks, parent, checksums, lossy)
+
+    def lend(self, owner: int, count: int, tenant: str = "") -> list[int]:
+        """Slots that hold no block, for as long as their owner likes: the pages that a request computes in. Evicts if
+        need be. Raises `PoolFull` like `reserve`. Each comes back by `take_back`, or becomes a block by `keep`."""
+        self._check_up()
+        self._make_room(count, owner, tenant)
+        self._lent += count
+        slots = self.store.reserve(count)
+        if self.room.shares is not None:
+            self.room.shares.lend(tenant, slots)
+        return slots
+
+    def take_back(self, slots: Sequence[int]) -> None:
+        """Lent slots are free again."""
+        self._lent -= len(slots)
+        if self.room.shares is not None:
+            self.room.shares.returned(slots)
+        self.store.free(slots)
+        self._notify()
+
+    def keep(
+        self,
+        owner: int,
+        slots: Sequence[int],
+        blocks: Sequence[BlockId],
+        parent: BlockId | None,
+        checksums: Sequence[bytes] = (),
+        tenant: str = "",
+        lossy: bool = False,
+    ) -> list[int] | None:
+        """Lent slots become resident blocks, like `commit`: their owner has done with them, but for what it pins."""
+        self._check_up()
+        self._lent -= len(slots)
+        if self.room.shares is not None:
+            self.room.shares.kept(slots, tenant)
+        return self._commit(owner, tenant, list(slots), blocks, parent, checksums, lossy)
+
+    def _commit(
+        self,
+        owner: int,
+        tenant: str,
+        slots: list[int],
+        blocks: Sequence[BlockId],
+        parent: BlockId | None,
+        checksums: Sequence[bytes],
+        lossy: bool,
+    ) -> list[int] | None:
+        shares = self.room.shares
         if parent is not None and parent not in self._index.slots:
             self.store.free(slots)
+            if shares is not None:
+                shares.give_back(tenant, len(slots))
             self._notify()
             return None
+        lossy = lossy or self.store.lossy or parent in self._index.lossy
+        if self._index.lossy and not lossy:
+            self._refine(blocks, slots, checksums)
         new, new_slots, duplicates = self._index.insert(blocks, slots, parent, checksums[: len(blocks)])
+        if lossy:
+            self._index.lossy.update(dict.fromkeys(new))
         if duplicates:
             self.store.free(duplicates)
+            if shares is not None:
+                shares.give_back(tenant, len(duplicates))
             self._notify()
+        if shares is not None:
+            shares.own(new, tenant)
         if new:
-            self.store.commit(new_slots, new, self._index.checksums_of(new))
+            for span in self._index.runs(new) if duplicates else (new,):
+                before = self._index.parent(span[0])
+                places = self._index.slots_of(span) if duplicates else new_slots
+                self.store.commit(places, span, self._index.checksums_of(span), before)
+                self._note("insert", owner, span)
+                if self.room.saver is not None:
+                    self.room.saver.on_insert(span, before)
             self._eviction.on_insert(new, parent)
             self._on_change(1, new)
-            for span in self._index.runs(new) if duplicates else (new,):
-                self._note("insert", reservation.owner, span)
         return self._index.slots_of(blocks) if duplicates else slots
+
+    def _refine(self, blocks: Sequence[BlockId], slots: list[int], checksums: Sequence[bytes]) -> None:
+        """What was lossy is exact from now on. Whoever is reading the old bytes finds its region stale."""
+        refined = self._index.refine(blocks, slots, checksums)
+        for span in self._index.runs(refined) if refined else ():
+            places, sums = self._index.slots_of(span), self._index.checksums_of(span)
+            self.store.commit(places, span, sums, self._index.parent(span[0]))
+
+    def _recover(self) -> None:
+        """Take over what a persistent store was opened with; what has lost its prefix is of no use."""
+        found = self.store.recovered()
+        useless: list[int] = []
+        for one in found:
+            if one.block in self._index.slots or (one.parent is not None and one.parent not in self._index.slots):
+                useless.append(one.slot)
+                continue
+            self._index.insert((one.block,), (one.slot,), one.parent, (one.checksum,))
+            self._eviction.on_insert((one.block,), one.parent)
+        if self.store.lossy:
+            self._index.lossy.update(dict.fromkeys(self._index.slots))
+        self.store.free(useless)
+        if len(self._index):
+            self._on_change(1, tuple(self._index.slots))
 
     # Letting go
 
@@ -196,6 +277,8 @@ class Pool:
         elif isinstance(hold, Reservation):
             self._reservations.pop(hold, None)
             self.store.free(hold.slots)
+            if self.room.shares is not None:
+                self.room.shares.give_back(hold.tenant, len(hold.slots))
             hold.slots = []
         self._notify()
 
@@ -230,17 +313,41 @@ class Pool:
             for span in self._index.runs(doomed):
                 self._note("drop", owner, span)
             self._remove(doomed[::-1])
+            self.gone.note(doomed[::-1], Miss.FAULT)
             self._on_change(-1, doomed)
             self._notify()
+
+    def shed(self, blocks: Sequence[BlockId], owner: int = -1) -> Sequence[BlockId]:
+        """Of a run of one chain, let those go, from the end, that nothing pins and nothing continues: they are in the
+        tier above now. Returns which went, the last one first."""
+        going: list[BlockId] = []
+        for block in reversed(blocks):
+            if block not in self._index.slots or block in self._index.anchors:
+                break
+            if self._index.children(block) != (1 if going else 0):
+                break
+            going.append(block)
+        if going:
+            self._note("shed", owner, going[::-1])
+            self._remove(going)
+            self._on_change(-1, going)
+            self._notify()
+        return going
 
     def fail(self) -> None:
         """The node died: its memory is gone, and everyone who asks is told."""
         self._down = True
         self.store.wipe()
-        self._remove(list(reversed(self._index.slots)))
+        lost = list(reversed(self._index.slots))
+        self._remove(lost)
+        self.gone.note(lost, Miss.FAULT)
         self._notify()
         for hold in [*self._pins, *self._reservations]:
             hold.lost = True
+
+    def wake(self) -> None:
+        """What may leave has changed for a reason that is not this pool's: let waiters try again."""
+        self._notify()
 
     # Inside
 
@@ -253,6 +360,9 @@ class Pool:
     def _try_again(self) -> None:
         self._notified = False
         self.space.notify()
+
+    def _held_by_tenants(self) -> list[tuple[str, int]]:
+        return [*((reservation.tenant, len(reservation)) for reservation in self._reservations), ("", self._lent)]
 
     def _expiry(self, leased: bool) -> int | None:
         return aio.now_ns() + self.lease_ns if leased else None
@@ -274,29 +384,28 @@ class Pool:
         """Take blocks out of the index, children before their parents. Pinned ones keep their slots until unpinned."""
         slots, anchors = self._index.remove(blocks)
         self._eviction.on_remove(blocks)
+        if self.room.shares is not None:
+            self.room.shares.left(blocks)
+        if self.room.saver is not None:
+            self.room.saver.on_remove(blocks)
         self._detached.update(dict.fromkeys(anchors))
         self.store.free(slots)
 
-    def _make_room(self, count: int, owner: int) -> None:
-        capacity, free = self.store.capacity, self.store.free_slots
-        low, high = self._watermark.levels(self._hits)
-        if capacity - free + count <= high * capacity:
-            return
-        wanted = max(count, capacity - int(low * capacity) + count) if low < 1.0 else count
-        while free < wanted:
-            victims = self._index.victims(self._eviction.victims(), wanted - free)
-            if free + len(victims) < count:
-                raise PoolFull(self.node, count, free + len(victims))
-            if not victims:
-                return
-            for span in self._index.runs(victims[::-1]):
-                self._note("evict", owner, span)
+    def _make_room(self, count: int, owner: int, tenant: str) -> None:
+        while victims := self.room.leaving(count, tenant):
+            if self._heard:
+                for span in self._index.runs(victims[::-1]):
+                    self._note("evict", owner, span)
             self._remove(victims)
+            self.gone.note(victims, Miss.EVICTED)
             self._on_change(-1, victims)
-            free = self.store.free_slots  # less than hoped for where a transfer still reads a victim: then more must go
+            # Less is free than hoped for where a transfer still reads a victim: then more must go.
+        self.room.reading.asked += count
 
     def _note(self, kind: str, owner: int, span: Sequence[BlockId]) -> None:
         """A row of the log. `owner` is the request on whose behalf it happens: of an eviction, who needs the room."""
+        if not self._heard:
+            return
         count, store = len(span), self.store
         self._recorder.event(
             aio.now_ns(),
@@ -313,27 +422,14 @@ class Pool:
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless slots, parents, children and pins all add up. For tests: O(blocks)."""
-        self.store.check_integrity()
-        index = self._index
-        index.check_integrity(self.node)
-        for block, slot in index.slots.items():
-            header = self.store.header(slot)
-            if header is None or header.block != block:
-                raise IntegrityError(f"{self.node}: slot {slot} does not hold block {block}")
-        pins: dict[Anchor, int] = {}
-        for pin in self._pins:
-            if pin.deepest is not None:
-                pins[pin.deepest] = pins.get(pin.deepest, 0) + 1
-        anchors = [*index.anchors.values(), *self._detached]
-        if {anchor: anchor.pins for anchor in anchors} != pins:
-            raise IntegrityError(f"{self.node}: pins are miscounted")
-        for block, anchor in index.anchors.items():
-            if anchor.detached or index.slots.get(block) != anchor.slot:
-                raise IntegrityError(f"{self.node}: the anchor of block {block} is not where the block is")
-        reserved = sum(len(reservation) for reservation in self._reservations)
-        accounted = len(index) + len(self._detached) + reserved
+        check_blocks(self.node, self.store, self._index)
+        check_pins(self.node, self._index, self._pins, self._detached)
+        held = [(reservation.tenant, len(reservation)) for reservation in self._reservations]
+        accounted = len(self) + len(self._detached) + sum(count for _, count in held) + self._lent
         if accounted != self.store.taken_slots:
             raise IntegrityError(f"{self.node}: {self.store.taken_slots} slots are taken, {accounted} accounted for")
+        if self.room.shares is not None:
+            self.room.shares.check_integrity(self.node, self._index.slots, held, self._lent)
 
     def check_idle(self) -> None:
         """Raise `IntegrityError` unless nobody holds anything: no pins, leases, reservations or transfers."""
@@ -341,4 +437,6 @@ class Pool:
         if held:
             owners = [hold.owner for hold in held][:5]
             raise IntegrityError(f"{self.node}: {len(held)} holds are left, of requests {owners}")
+        if self._lent:
+            raise IntegrityError(f"{self.node}: {self._lent} lent slots have not come back")
         self.store.check_idle()

@@ -1,7 +1,8 @@
 """The Llama architecture over paged KV, in flax.nnx: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-A page holds one block of tokens of *all* layers, `[L, 2, page, Hkv, D]`, so a page's bytes are one KV block of the
-pool. The last page of the array is scratch: padding writes there, and nobody reads it unmasked.
+A page holds one block of tokens of *all* layers; as it leaves the device, `[L, 2, page, Hkv, D]`, its bytes are one KV
+block of the pool. The last page of the array is scratch: padding writes there, and nobody reads it unmasked. How pages
+lie on the device, and what reads and writes them, is the business of the kernels that the caller hands in.
 Source: Touvron et al. 2023 (arXiv:2302.13971), grouped queries from arXiv:2307.09288.
 """
 
@@ -18,8 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.errors import ConfigError
-from mcjax.kernels.attention.dispatch import PagedAttention
-from mcjax.kernels.attention.pages import write
+from mcjax.kernels import base
 
 
 class Shape(Protocol):
@@ -115,7 +115,7 @@ class LlamaConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
 
     def page_shape(self, page_tokens: int) -> tuple[int, int, int, int, int]:
-        """`[L, 2, page, Hkv, D]`, the shape of one page."""
+        """`[L, 2, page, Hkv, D]`, the shape of one page as a canonical block."""
         return (self.layers, 2, page_tokens, self.kv_heads, self.head_dim)
 
     def items(self) -> dict[str, int | float | bool | str]:
@@ -135,10 +135,8 @@ def contract(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[A
     return product.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[1])
 
 
-def wide_product(
-    x: Float[Array, "M K"], weight: Float[Array, "K N"] | Float[Array, "N K"], summed_axis: int = 0
-) -> Float[Array, "M N"]:
-    """Float32 sums of products of each row with the weight's other axis.
+def wide_product(x: Float[Array, "M K"], weight: Float[Array, "..."], summed_axis: int = 0) -> Float[Array, "M ..."]:
+    """Float32 sums of products of each row with the weight's other axes: of `[K, N]`, of `[N, K]` or `[K, N, ..]`.
 
     Float32 weights ask for full float32 products, which accelerators otherwise round. On XLA:CPU a bfloat16 product
     that is *summed* in bfloat16 is the slow path, and so is one of a single row: such a row is computed twice.
@@ -183,11 +181,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention that writes its keys and values into the pages first, then reads everything from there.
-
-    So a key lies at the same place of the reduction whether this call computed it or an earlier one did, on this
-    instance or on another: that is what makes prefix reuse bitwise exact.
-    """
+    """Grouped-query attention: the products around a kernel that writes keys and values into pages, and attends."""
 
     def __init__(self, config: LlamaConfig, source: WeightSource, name: str, layer: int):
         embed, head_dim, kv_heads = config.d_model, config.head_dim, config.kv_heads
@@ -206,18 +200,16 @@ class Attention(nnx.Module):
         x: Float[Array, "B T E"],
         turn: Float[Array, "B T 2 D/2"],
         positions: Int[Array, "B T"],
-        pages: Shaped[Array, "P L 2 page Hkv D"],
+        pages: Shaped[Array, "P L 2 ..."],
         page_table: Int[Array, "B N"],
-        places: tuple[Int[Array, "B T"], Int[Array, "B T"]],
-        attend: PagedAttention,
-    ) -> tuple[Float[Array, "B T E"], Shaped[Array, "P L 2 page Hkv D"]]:
+        attend: base.Attention,
+    ) -> tuple[Float[Array, "B T E"], Shaped[Array, "P L 2 ..."]]:
         batch, steps, embed = x.shape
         mixed = contract(x, self.mix[...].reshape(embed, -1)).reshape(batch, steps, self.kv_heads, -1, self.head_dim)
         queries = rotate(mixed[:, :, :, :-2].reshape(batch, steps, -1, self.head_dim), turn)
         keys, values = rotate(mixed[:, :, :, -2], turn), mixed[:, :, :, -1]
-        pages = write(pages, self.layer, places, jnp.stack([keys, values], axis=2))
-        attended = attend(queries, pages, self.layer, page_table, positions).reshape(batch, steps, -1)
-        return contract(attended, self.output[...].reshape(-1, embed)), pages
+        attended, pages = attend(queries, keys, values, pages, self.layer, page_table, positions)
+        return contract(attended.reshape(batch, steps, -1), self.output[...].reshape(-1, embed)), pages
 
 
 class FeedForward(nnx.Module):
@@ -229,8 +221,12 @@ class FeedForward(nnx.Module):
         self.gate_up = nnx.Param(jnp.stack([gate, up], axis=1))  # [E, 2, F]
         self.down = nnx.Param(source(f"{name}.down", (config.d_ff, config.d_model), config.d_ff))
 
-    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        gate, up = jnp.split(contract(x, self.gate_up[...].reshape(x.shape[-1], -1)), 2, axis=-1)
+    def __call__(self, x: Float[Array, "B T E"], flat: bool) -> Float[Array, "B T E"]:
+        if flat:
+            gate, up = jnp.split(contract(x, self.gate_up[...].reshape(x.shape[-1], -1)), 2, axis=-1)
+        else:
+            both = wide_product(x.reshape(-1, x.shape[-1]), self.gate_up[...]).astype(x.dtype)
+            gate, up = (both[:, half].reshape(*x.shape[:-1], -1) for half in range(2))
         return contract(jax.nn.silu(gate) * up, self.down[...])
 
 
@@ -261,28 +257,26 @@ class Llama(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        pages: Shaped[Array, "P L 2 page Hkv D"],
+        pages: Shaped[Array, "P L 2 ..."],
         page_table: Int[Array, "B N"],
         lengths: Int[Array, " B"],
-        attend: PagedAttention,
-    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P L 2 page Hkv D"]]:
+        attend: base.Attention,
+        flat: bool = True,
+    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P L 2 ..."]]:
         """Logits (float32) after each row's last valid token, and the pages with the new keys and values in them.
 
         Row b holds `lengths[b]` valid tokens, then padding, whose position is -1. Page ids in `page_table` are below
         `P - 1`; unused entries may name any page. Logits of a row without valid tokens mean nothing.
+
+        `flat`: multiply by matrices only. XLA:CPU transposes any other weight at every call; but a matrix of two halves
+        side by side, each spread over devices, has to be exchanged between them at every call.
         """
-        page_tokens, scratch = pages.shape[3], pages.shape[0] - 1
-        valid = positions >= 0
-        safe = jnp.where(valid, positions, 0)
-        page = jnp.where(valid, jnp.take_along_axis(page_table, safe // page_tokens, axis=1), scratch)
-        turn = self.rotary[...][safe]
+        turn = self.rotary[...][jnp.maximum(positions, 0)]
         x = self.embedding[...][tokens]
         for block in self.blocks:
-            mixed, pages = block.attention(
-                block.attention_norm(x), turn, positions, pages, page_table, (page, safe % page_tokens), attend
-            )
+            mixed, pages = block.attention(block.attention_norm(x), turn, positions, pages, page_table, attend)
             x = x + mixed
-            x = x + block.feed_forward(block.feed_forward_norm(x))
+            x = x + block.feed_forward(block.feed_forward_norm(x), flat)
         last = jnp.maximum(lengths - 1, 0)[:, None, None]
         final = self.final_norm(jnp.take_along_axis(x, last, axis=1))
         head = self.embedding if self.head is None else self.head

@@ -17,8 +17,11 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
 }
 """By the last name of a parameter."""
 
-PAGES: tuple[str | None, ...] = (None, None, None, None, "kv_heads", None)
-"""`[P, L, 2, page, Hkv, D]`"""
+PAGES: dict[str, tuple[str | None, ...]] = {
+    "tokens_first": (None, None, None, None, "kv_heads", None),  # [P, L, 2, page, Hkv, D]
+    "heads_first": (None, None, None, "kv_heads", None, None),  # [P, L, 2, Hkv, page, D]
+}
+"""By layout (`kernels.choice.Layout`). Canonical blocks lie as pages whose tokens come first."""
 
 
 def axes_of(path: Sequence[Any]) -> tuple[str | None, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mcjax.sched.job import CompletionRecord, Job, Placement
 from mcjax.sched.view import ClusterView
-from mcjax.types import Request, Role, Span
+from mcjax.types import Decision, Request, Role, Span, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,32 @@ def is_asked(admission: Admission, stage: Stage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A node that is reported to hold a whole span, and how long it would take to get it from there."""
+    """A node that is reported to hold a whole span in one of its tiers, and how long it would take to get it from there
+    into the host memory of who asks."""
 
     node: str
     transfer_s: float
+    tier: Tier = Tier.DRAM
+
+    @property
+    def place(self) -> str:
+        """What rows of the log call it: its node, and the tier where that is not host memory."""
+        return self.node if self.tier is Tier.DRAM else f"{self.node}/{self.tier}"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A span of a prompt that is not in the host memory of the node which computes it, though it was expected."""
+
+    span: Span
+    replicas: Sequence[Replica]
+    """Host memories before SSDs, each in the order in which their nodes joined."""
+    recompute_s: float
+    """How long the instance would take to compute it."""
+    priority: int = 0
+    """The request's."""
+    remaining_tokens: int = 0
+    """How much longer its output is taken to be, by the length predictor."""
 
 
 class Recompute(enum.Enum):
@@ -106,12 +128,39 @@ class Recompute(enum.Enum):
     RECOMPUTE = "recompute"
 
 
+NOWHERE = "-"
+"""The journal's word for no place at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The answer to a missing span, and the decision's row, in which who asked notes what came of it."""
+
+    answer: Replica | Recompute
+    decision: Decision
+
+    @property
+    def replica(self) -> Replica | None:
+        """Where to get the span from; None: compute it."""
+        return self.answer if isinstance(self.answer, Replica) else None
+
+    @property
+    def declined(self) -> bool:
+        """Whether there were replicas, and computing was preferred."""
+        return self.replica is None and len(self.decision.names) > 1
+
+    def note(self, outcome: str, took_s: float = float("nan")) -> None:
+        """What came of it ("moved", "computed", "failed"), and how long it took, if that is known."""
+        self.decision.outcome = outcome
+        self.decision.outcome_s = took_s
+
+
 class Fetch(Protocol):
     """Where a span comes from that was expected and found missing: a replica, or computing it again."""
 
-    def source(
-        self, span: Span, replicas: Sequence[Replica], recompute_s: float, rng: np.random.Generator
-    ) -> Replica | Recompute: ...
+    def source(self, missing: Missing, rng: np.random.Generator) -> Replica | Recompute:
+        """One of `missing.replicas`, or `RECOMPUTE`."""
+        ...
 
 
 class Tenancy(Protocol):

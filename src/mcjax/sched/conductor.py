@@ -25,12 +25,12 @@ from mcjax.errors import (
     TransferError,
 )
 from mcjax.kvpool.pool import Pool
-from mcjax.sched.base import DecodePort, MixedPort, PrefillPort, Recompute, Replica, Stage, is_asked
+from mcjax.sched.base import NOWHERE, DecodePort, Located, MixedPort, PrefillPort, Stage, is_asked
 from mcjax.sched.job import CompletionRecord, Job, Placement
 from mcjax.sched.placement import Strategies, admit, locate, place
 from mcjax.sched.reports import ReportBus
 from mcjax.sched.state import ClusterState
-from mcjax.types import NS_PER_S, BlockId, Recorder, Role
+from mcjax.types import NS_PER_S, BlockId, Recorder, Role, Tier
 
 T = TypeVar("T")
 
@@ -143,17 +143,22 @@ class Conductor:
         self._strategies.lengths.observe(job.request, job.first.produced)
         self._journal("completed", [job.request_id, job.first.produced])
 
-    def locate(self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[str]) -> Replica | Recompute:
-        """A prefill instance misses `blocks`, behind the `have` blocks it has: from where, or compute them?"""
+    def locate(self, job: Job, blocks: Sequence[BlockId], have: int, exclude: Sequence[tuple[str, Tier]]) -> Located:
+        """A prefill instance misses `blocks`, behind the `have` blocks it has: from where, or compute them?
+
+        `exclude` are places where it has looked. It notes in the answer what came of it.
+        """
         self.refresh()
-        self._journal(f"locate {','.join(exclude)}", [job.request_id, have, *blocks])
+        looked = ",".join(f"{node}/{tier}" for node, tier in exclude) or NOWHERE
+        self._journal(f"locate {looked} {job.produced}", [job.request_id, have, *blocks])
         return locate(
-            job.request_id,
+            job.request,
             blocks,
             have,
             exclude,
+            job.produced,
             self.state,
-            self._strategies.fetch,
+            self._strategies,
             self._rng,
             aio.now_ns(),
             self._recorder,

@@ -7,7 +7,26 @@ from dataclasses import dataclass, field
 from mcjax.kvpool.holds import Pin, Reservation
 from mcjax.sched.output import Output
 from mcjax.sched.view import ClusterView
-from mcjax.types import SLO, BlockId, Decision, Logprobs, Request, RequestRow
+from mcjax.types import SLO, BlockId, Decision, KVFormat, Logprobs, Request, RequestRow
+
+
+@dataclass(slots=True, eq=False)
+class Computed:
+    """A span of a prompt, by its tokens, that is computed because `decision` says so; its outcome is filled in as the
+    chunks come."""
+
+    decision: Decision
+    first: int
+    end: int
+    _spent_s: float = 0.0
+
+    def chunk(self, begin: int, end: int, took_s: float) -> None:
+        """Tokens `begin .. end` were computed in so long; the span's share of them took its share of that."""
+        mine = min(end, self.end) - max(begin, self.first)
+        if mine > 0:
+            self._spent_s += took_s * mine / (end - begin)
+            if end >= self.end:
+                self.decision.outcome, self.decision.outcome_s = "computed", self._spent_s
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +38,11 @@ class Job:
     slo: SLO
     row: RequestRow
     outputs: list[Output]
+    computed: list[Computed] = field(default_factory=list[Computed])
+    """Spans of this attempt that could have been fetched or not, and are computed."""
     request_id: int = field(init=False)
+    lossy: bool = field(default=False, init=False)
+    """Whether it has read a block that an encoding had rounded: then so is what it computes, for whoever asks."""
     first: Output = field(init=False)
     """Output 0: the prompt's computation gives its first token."""
 
@@ -46,6 +69,8 @@ class Placement:
     decode: str
     source_node: str | None
     reused_tokens: int
+    available_tokens: int
+    """Of the longest prefix that the conductor knows of anywhere."""
     receiving_node: str
     expected_ttft_s: float
     expected_tbt_s: float
@@ -95,3 +120,5 @@ class CompletionRecord:
     pin: Pin
     tail: Reservation
     tail_checksum: bytes = b""
+    layout: KVFormat | None = None
+    """How the blocks are laid out, by whoever computed them."""

@@ -15,12 +15,12 @@ import numpy as np
 
 from mcjax.cost.base import CostModel
 from mcjax.errors import InstanceDown, Rejected
-from mcjax.sched.base import Stage
+from mcjax.sched.base import NOWHERE, Stage
 from mcjax.sched.job import Placement
 from mcjax.sched.placement import Strategies, admit, locate, place
 from mcjax.sched.reports import Report
 from mcjax.sched.state import ClusterState, LinkEstimate
-from mcjax.types import SLO, Decision, NullRecorder, Request, Role
+from mcjax.types import SLO, Decision, NullRecorder, Request, Role, Tier
 
 Row = Mapping[str, Any]
 
@@ -70,10 +70,11 @@ class Journal:
         bytes_per_token: int,
         block_tokens: int,
         rng: np.random.Generator,
+        ssd: LinkEstimate | None = None,
     ):
         self._strategies = strategies
         self._rng = rng
-        self._state = ClusterState(cost, link, bytes_per_token, block_tokens)
+        self._state = ClusterState(cost, link, bytes_per_token, block_tokens, ssd)
         self._requests: dict[int, tuple[Request, tuple[int, ...], SLO]] = {}
         self._placements: dict[int, Placement] = {}
         self._capture = _Capture()
@@ -114,14 +115,15 @@ class Journal:
         elif kind == "recheck":
             self._recheck(values[0], now_ns)
         elif kind == "locate":
-            excluded = words[1].split(",")
+            looked, produced = _looked(words[1:])
             locate(
-                values[0],
+                self._requests[values[0]][0],
                 values[2:],
                 values[1],
-                excluded,
+                looked,
+                produced,
                 state,
-                self._strategies.fetch,
+                self._strategies,
                 self._rng,
                 now_ns,
                 self._capture,
@@ -151,6 +153,13 @@ class Journal:
                 now_ns,
                 self._capture,
             )
+
+
+def _looked(words: Sequence[str]) -> tuple[list[tuple[str, Tier]], int]:
+    """Where somebody had looked, and how many tokens the client had. Rows from before there were tiers name nodes only,
+    whose host memory is meant, and no tokens."""
+    places = [place.partition("/") for place in words[0].split(",") if place != NOWHERE]
+    return [(node, Tier(tier or Tier.DRAM)) for node, _, tier in places], int(words[1]) if len(words) > 1 else 0
 
 
 def _request(row: Row) -> tuple[Request, tuple[int, ...], SLO]:

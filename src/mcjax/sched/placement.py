@@ -16,6 +16,8 @@ from mcjax.sched.base import (
     DecodeSelection,
     Expectation,
     Fetch,
+    Located,
+    Missing,
     PrefillChoice,
     PrefillSelection,
     Recompute,
@@ -29,7 +31,7 @@ from mcjax.sched.base import (
 from mcjax.sched.job import Placement
 from mcjax.sched.state import ClusterState
 from mcjax.sched.view import ClusterView
-from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role, Span
+from mcjax.types import NS_PER_S, SLO, BlockId, Decision, Recorder, Request, Role, Span, Tier
 from mcjax.workload.base import LengthPredictor
 from mcjax.workload.lengths import MaxTokens
 
@@ -103,6 +105,7 @@ def place(
         decode=decode.name,
         source_node=None if choice.source is None else view.nodes[choice.source],
         reused_tokens=choice.reused_tokens,
+        available_tokens=view.available_tokens,
         receiving_node=decode.node,
         expected_ttft_s=ttft_s,
         expected_tbt_s=tbt_s,
@@ -169,13 +172,17 @@ def _record_prefill(
     """The decision's row, the expected TTFT and the expected compute time, all seconds."""
     at, local = choice.instance, view.prefix_tokens
     compute_s = view.prefill_s(local)
-    transfer_s = np.zeros(len(view.names))
-    prefill_s = float(compute_s[at])
+    candidates = {"queue_s": view.queue_s, "transfer_s": np.zeros(len(view.names)), "prefill_s": compute_s}
+    prefill_s, fetch_s = float(compute_s[at]), 0.0
     if choice.source is not None:
-        transfer_s = view.transfer_s(choice.source, np.maximum(choice.reused_tokens - local, 0))
+        candidates["transfer_s"] = view.transfer_s(choice.source, np.maximum(choice.reused_tokens - local, 0))
+        fetch_s = float(candidates["transfer_s"][at])
+    elif view.ssd is not None:
+        candidates["load_s"] = view.load_s(view.ssd.tokens)
+        fetch_s = float(view.load_s(np.maximum(choice.reused_tokens - local, 0))[at])
+    if choice.source is not None or fetch_s:
         prefill_s = float(view.prefill_s(np.full_like(local, choice.reused_tokens))[at])
-    pulled_s = float(transfer_s[at]) if choice.source is not None else 0.0
-    ttft_s = float(view.queue_s[at]) + pulled_s + prefill_s
+    ttft_s = float(view.queue_s[at]) + fetch_s + prefill_s
     decision = recorder.decision(
         Decision(
             now_ns,
@@ -187,39 +194,57 @@ def _record_prefill(
             reused_tokens=choice.reused_tokens,
             expected_s=ttft_s,
             names=view.names,
-            candidates={"queue_s": view.queue_s, "transfer_s": transfer_s, "prefill_s": compute_s},
+            candidates=candidates,
         )
     )
     return decision, ttft_s, prefill_s
 
 
 def locate(
-    request_id: int,
+    request: Request,
     blocks: Sequence[BlockId],
     have: int,
-    exclude: Sequence[str],
+    exclude: Sequence[tuple[str, Tier]],
+    produced: int,
     state: ClusterState,
-    fetch: Fetch,
+    strategies: Strategies,
     rng: np.random.Generator,
     now_ns: int,
     recorder: Recorder,
-) -> Replica | Recompute:
-    """A prefill instance has the first `have` blocks, not `blocks`, which were expected: from where, or compute?"""
+) -> Located:
+    """A prefill instance has the first `have` blocks, not `blocks`, which were expected: from where, or compute?
+
+    `exclude`: where it has looked already. `produced`: output tokens that the client has.
+    """
     first, tokens = have * state.block_tokens, len(blocks) * state.block_tokens
-    seconds = state.link.latency_s + tokens * state.bytes_per_token / state.link.bytes_per_s
-    recompute_s = state.cost.prefill_ns(first, tokens) / NS_PER_S
-    replicas = [Replica(node, seconds) for node in state.replicas(blocks) if node not in exclude]
-    answer = fetch.source(Span(tuple(blocks)), replicas, recompute_s, rng)
-    recorder.decision(
-        Decision(
-            now_ns,
-            request_id,
-            "fetch",
-            strategy_name(fetch),
-            answer.node if isinstance(answer, Replica) else "recompute",
-            expected_s=answer.transfer_s if isinstance(answer, Replica) else recompute_s,
-            names=[replica.node for replica in replicas],
-            candidates={"transfer_s": np.array([replica.transfer_s for replica in replicas])},
-        )
+    asker = state.placed_at(request.request_id)
+    replicas: list[Replica] = []
+    for node, tier in state.replicas(blocks):
+        transfer_s = state.transfer_s(node, tier, asker, tokens)
+        if transfer_s is not None and (node, tier) not in exclude:
+            replicas.append(Replica(node, transfer_s, tier))
+    missing = Missing(
+        Span(tuple(blocks)),
+        replicas,
+        recompute_s=state.cost.prefill_ns(first, tokens) / NS_PER_S,
+        priority=request.priority,
+        remaining_tokens=max(0, strategies.lengths.predict(request) - produced),
     )
-    return answer
+    answer = strategies.fetch.source(missing, rng)
+    fetched = isinstance(answer, Replica)
+    transfers_s = [replica.transfer_s for replica in replicas]
+    decision = Decision(
+        now_ns,
+        request.request_id,
+        "fetch",
+        strategy_name(strategies.fetch),
+        answer.place if fetched else answer.value,
+        expected_s=answer.transfer_s if fetched else missing.recompute_s,
+        names=[*(replica.place for replica in replicas), Recompute.RECOMPUTE.value],
+        candidates={
+            "transfer_s": np.array([*transfers_s, 0.0]),
+            "prefill_s": np.array([*(0.0 for _ in replicas), missing.recompute_s]),
+        },
+        reason=f"priority {missing.priority}, {missing.remaining_tokens} tokens to come",
+    )
+    return Located(answer, recorder.decision(decision))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.types import BlockId
+from mcjax.types import BlockId, Tier
 
 LOAD = "load"
 INSTANCES = "instances"
@@ -22,6 +22,12 @@ INSTANCES = "instances"
 
 BLOCKS_ADDED = "blocks+"
 BLOCKS_REMOVED = "blocks-"
+SSD_ADDED = "ssd+"
+SSD_REMOVED = "ssd-"
+"""Of host memories, and of SSDs."""
+
+SSD_QUEUE = "ssd_queue"
+"""Bytes queued to be read from a node's SSD or written to it: the only value."""
 
 LOAD_COLUMNS = ("accepted", "queue_ns", "batch", "context_tokens", "free_tokens", "outgoing_bytes")
 """What a load report holds: jobs taken on so far, estimated prompt work queued, sequences and tokens being decoded,
@@ -54,7 +60,7 @@ class Growth:
 @dataclass(slots=True)
 class Report:
     """State as of `tick_ns`. Values of `LOAD`: a row an instance that changed, `(number, tick_ns, *LOAD_COLUMNS)`, one
-    behind the other; of the others: block ids that came to or left the node `source`."""
+    behind the other; of `SSD_QUEUE`: the bytes; of the others: block ids that came to or left the node `source`."""
 
     tick_ns: int
     source: str
@@ -87,7 +93,8 @@ class ReportBus:
     def __init__(self, period_ns: int, delay_ns: int = 0):
         self.period_ns = period_ns
         self.delay_ns = delay_ns
-        self._blocks: deque[Report] = deque()
+        self._rows: deque[Report] = deque()
+        self._queued: dict[str, Report] = {}
         self._loads: deque[_Load] = deque()
         self._latest: list[_Load | None] = []
         self._growing: dict[int, _Load] = {}
@@ -114,24 +121,38 @@ class ReportBus:
         self._latest[number] = latest
         self._loads.append(latest)
 
-    def blocks(self, node: str, sign: int, blocks: Sequence[BlockId]) -> None:
-        """Blocks have come to (`sign` > 0) or gone from `node`."""
-        kind = BLOCKS_ADDED if sign > 0 else BLOCKS_REMOVED
-        self._blocks.append(Report(self._tick_after(aio.now_ns()), node, kind, blocks))
+    def blocks(self, node: str, sign: int, blocks: Sequence[BlockId], tier: Tier = Tier.DRAM) -> None:
+        """Blocks have come to (`sign` > 0) or gone from a tier of `node`."""
+        if tier is Tier.SSD:
+            kind = SSD_ADDED if sign > 0 else SSD_REMOVED
+        else:
+            kind = BLOCKS_ADDED if sign > 0 else BLOCKS_REMOVED
+        self._rows.append(Report(self._tick_after(aio.now_ns()), node, kind, blocks))
+
+    def ssd_queue(self, node: str, nbytes: int) -> None:
+        """So many bytes are queued at the SSD of `node` now; only the last figure before a tick is ever seen."""
+        tick_ns = self._tick_after(aio.now_ns())
+        latest = self._queued.get(node)
+        if latest is not None and latest.tick_ns == tick_ns:
+            latest.values = (nbytes,)
+            return
+        latest = self._queued[node] = Report(tick_ns, node, SSD_QUEUE, (nbytes,))
+        self._rows.append(latest)
 
     def read(self) -> list[Report]:
-        """Everything that has become visible since the last read: blocks, oldest first, then the loads that changed."""
+        """Everything that has become visible since the last read: what came of nodes, oldest first, then the loads that
+        changed."""
         visible_ns = aio.now_ns() - self.delay_ns
-        blocks, loads = self._blocks, self._loads
+        rows, loads = self._rows, self._loads
         seen: list[Report] = []
-        while blocks and blocks[0].tick_ns <= visible_ns:
-            seen.append(blocks.popleft())
+        while rows and rows[0].tick_ns <= visible_ns:
+            seen.append(rows.popleft())
         tick_ns = visible_ns // self.period_ns * self.period_ns
         if tick_ns != self._read_ns or (loads and loads[0].tick_ns <= visible_ns):
             self._read_ns = tick_ns
-            rows = self._changed(visible_ns, tick_ns)
-            if rows:
-                seen.append(load_report(tick_ns, rows))
+            changed = self._changed(visible_ns, tick_ns)
+            if changed:
+                seen.append(load_report(tick_ns, changed))
         return seen
 
     def _changed(self, visible_ns: int, tick_ns: int) -> list[list[int]]:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from mcjax.cost.base import CostModel
 from mcjax.kvpool.directory import Directory
-from mcjax.sched.reports import BLOCKS_ADDED, LOAD, LOAD_COLUMNS, Report
-from mcjax.sched.view import ClusterView, DecodeColumns
-from mcjax.types import BlockId, Role
+from mcjax.sched.reports import BLOCKS_ADDED, BLOCKS_REMOVED, LOAD, LOAD_COLUMNS, SSD_ADDED, SSD_QUEUE, Report
+from mcjax.sched.view import ClusterView, DecodeColumns, SSDColumns
+from mcjax.types import BlockId, Role, Tier
 
 COLUMNS = ("tick_ns", *LOAD_COLUMNS, "pending_ns", "pending_sequences", "pending_tokens")
 """What the state keeps of each instance: its last report, and of the jobs it has not reported yet their prompt work,
@@ -58,24 +58,40 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """What estimates assume of a node's network link."""
+    """What estimates assume of a node's network link, or of its SSD."""
 
     bytes_per_s: float
     latency_s: float
 
 
+def ssd_estimate(found: tuple[float, float] | None) -> LinkEstimate | None:
+    """What a world says of its SSDs, if it has any."""
+    return None if found is None else LinkEstimate(*found)
+
+
 class ClusterState:
     """Columns by instance; a view takes the rows that are eligible."""
 
-    def __init__(self, cost: CostModel, link: LinkEstimate, bytes_per_token: int, block_tokens: int):
+    def __init__(
+        self,
+        cost: CostModel,
+        link: LinkEstimate,
+        bytes_per_token: int,
+        block_tokens: int,
+        ssd: LinkEstimate | None = None,
+    ):
         self.directory = Directory()
+        """Of host memories."""
+        self.ssd_directory = Directory()
         self.members: dict[str, Member] = {}
         self.cost = cost
         self.link = link
+        self.ssd = ssd
         self.bytes_per_token = bytes_per_token
         self.block_tokens = block_tokens
         self._all: list[Member] = []
         self._node_members: dict[str, int] = {}
+        self._ssd_queues = np.zeros(0, np.int64)  # bytes, by the node's index
         self._assignments: dict[int, Assignment] = {}
         self._unreported: list[deque[tuple[int, Assignment]]] = []
         self._fading: list[deque[tuple[int, Sequence[BlockId]]]] = []
@@ -91,12 +107,14 @@ class ClusterState:
 
     def join(self, name: str, node: str, role: Role, free_tokens: int) -> Member:
         member = Member(name, node, self.directory.node_index(node), role, len(self._all))
+        self.ssd_directory.node_index(node)  # the same one: both hear of nodes here first
         self.members[name] = member
         self._all.append(member)
         self._node_members[node] = self._node_members.get(node, 0) + 1
         self._unreported.append(deque())
         while len(self._fading) <= member.node_index:
             self._fading.append(deque())
+            self._ssd_queues = np.append(self._ssd_queues, 0)
         self._columns = np.append(self._columns, np.zeros((len(COLUMNS), 1), np.int64), axis=1)
         self._columns[FREE_TOKENS, member.index] = free_tokens
         self._eligible()
@@ -114,7 +132,9 @@ class ClusterState:
         self._node_members[member.node] -= 1
         if not self._node_members[member.node]:
             del self._node_members[member.node]
+            self._ssd_queues[member.node_index] = 0
             self.directory.drop_node(member.node_index)
+            self.ssd_directory.drop_node(member.node_index)
             for assignment in self._assignments.values():
                 if assignment.prefill.node == member.node:
                     self._fade(assignment, 0)
@@ -143,10 +163,14 @@ class ClusterState:
             if report.source not in self._node_members:
                 return  # a late report of a node that is gone
             node = self.directory.node_index(report.source)
-            if report.kind == BLOCKS_ADDED:
-                self.directory.add(node, report.values)
+            if report.kind == SSD_QUEUE:
+                self._ssd_queues[node] = report.values[0]
+                return
+            directory = self.directory if report.kind in (BLOCKS_ADDED, BLOCKS_REMOVED) else self.ssd_directory
+            if report.kind in (BLOCKS_ADDED, SSD_ADDED):
+                directory.add(node, report.values)
             else:
-                self.directory.remove(node, report.values)
+                directory.remove(node, report.values)
             return
         rows = np.asarray(report.values).reshape(-1, 2 + len(LOAD_COLUMNS))
         self._columns[: 1 + len(LOAD_COLUMNS), rows[:, 0]] = rows[:, 1:].T
@@ -240,7 +264,18 @@ class ClusterState:
     ) -> ClusterView:
         columns = self._columns[:, self._prefill]
         queue_ns = np.maximum(columns[QUEUE_NS] + columns[TICK_NS] - now_ns, 0) + columns[PENDING_NS]
-        cached = self.directory.prefix_blocks(blocks)
+        held = self.directory.prefix_blocks(blocks)
+        held_tokens = held[self._prefill_nodes] * self.block_tokens
+        available, ssd = int(held.max(initial=0)), None
+        if self.ssd is not None and len(self.ssd_directory):
+            on_ssd = self.ssd_directory.prefix_blocks(blocks)
+            available = max(available, int(on_ssd.max(initial=0)))
+            ssd = SSDColumns(
+                tokens=np.maximum(on_ssd[self._prefill_nodes] * self.block_tokens - held_tokens, 0),
+                queued_bytes=self._ssd_queues[self._prefill_nodes].copy(),
+                bytes_per_s=self.ssd.bytes_per_s,
+                latency_s=self.ssd.latency_s,
+            )
         return ClusterView(
             time_ns=now_ns,
             prompt_tokens=prompt_tokens,
@@ -249,13 +284,15 @@ class ClusterState:
             names=self._prefill_names,
             nodes=self._prefill_node_names,
             queue_s=queue_ns / 1e9,
-            prefix_tokens=cached[self._prefill_nodes] * self.block_tokens,
+            prefix_tokens=held_tokens,
+            available_tokens=available * self.block_tokens,
             outgoing_bytes=columns[OUTGOING_BYTES].copy(),
             decode=self._decode_columns(),
             cost=self.cost,
             bytes_per_token=self.bytes_per_token,
             network_bytes_per_s=self.link.bytes_per_s,
             network_latency_s=self.link.latency_s,
+            ssd=ssd,
         )
 
     def _decode_columns(self) -> DecodeColumns:
@@ -276,16 +313,45 @@ class ClusterState:
         context = column[CONTEXT_TOKENS] + column[PENDING_TOKENS] + more_tokens
         return float(self.cost.decode_s(np.array([batch]), np.array([context]))[0])
 
-    def replicas(self, blocks: Sequence[BlockId]) -> list[str]:
-        """Nodes reported to hold every one of `blocks`, in order of joining."""
+    # Replicas
+
+    def replicas(self, blocks: Sequence[BlockId]) -> list[tuple[str, Tier]]:
+        """Nodes and their tiers that are reported to hold every one of `blocks`: host memories before SSDs, each in
+        order of joining."""
         nodes = {member.node_index: member.node for member in self.members.values()}
-        held: list[int] | None = None
-        for block in blocks:
-            holders = self.directory.holders(block)
-            held = holders if held is None else [node for node in held if node in holders]
-            if not held:
-                return []
-        return [nodes[node] for node in held or [] if node in nodes]
+        tiers = ((self.directory, Tier.DRAM), (self.ssd_directory, Tier.SSD))
+        return [
+            (nodes[index], tier)
+            for directory, tier in tiers
+            if len(directory)
+            for index in directory.holders_of(blocks)
+            if index in nodes
+        ]
+
+    def placed_at(self, request_id: int) -> str | None:
+        """The node that computes the prompt of a job which is placed and not settled."""
+        assignment = self._assignments.get(request_id)
+        return None if assignment is None else assignment.prefill.node
+
+    def transfer_s(self, node: str, tier: Tier, to: str | None, tokens: int) -> float | None:
+        """Expected time to get so many tokens from a tier of `node` into the host memory of the node `to`, behind what
+        is queued there already: off the SSD first if that is where they are, then over the network unless that is the
+        same node. None where nobody knows how quick the SSDs are."""
+        nbytes, seconds = tokens * self.bytes_per_token, 0.0
+        if tier is Tier.SSD:
+            if self.ssd is None:
+                return None
+            queued = int(self._ssd_queues[self.directory.node_index(node)])
+            seconds += self.ssd.latency_s + (nbytes + queued) / self.ssd.bytes_per_s
+        if node != to:
+            seconds += self.link.latency_s + (nbytes + self._outgoing_bytes(node)) / self.link.bytes_per_s
+        return seconds
+
+    def _outgoing_bytes(self, node: str) -> int:
+        reported = (
+            self._columns[OUTGOING_BYTES, member.index] for member in self.members.values() if member.node == node
+        )
+        return int(max(reported, default=0))
 
 
 def _rows(indices: list[int]) -> slice | NDArray[np.int64]:

@@ -38,6 +38,21 @@ class DecodeColumns:
         return found
 
 
+_NO_TIME = np.zeros(1)
+"""Fits every view: a row of one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SSDColumns:
+    """The SSDs of the nodes whose instances may compute the prompt, `[I]` each."""
+
+    tokens: Integers
+    """Prompt tokens there beyond those that the node's host memory holds."""
+    queued_bytes: Integers
+    bytes_per_s: float
+    latency_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster as the conductor knows it at `time_ns`, for one request. Arrays are `[I]`, one entry an instance that
@@ -54,6 +69,8 @@ class ClusterView:
     """Expected time until the instance would start on a new prompt."""
     prefix_tokens: Integers
     """Prompt tokens that the instance's node holds, or will hold by the conductor's own decisions."""
+    available_tokens: int
+    """Prompt tokens of the longest prefix known of on any node, in host memory or on its SSD."""
     outgoing_bytes: Integers
     """Bytes queued to leave the instance's node."""
     decode: DecodeColumns
@@ -61,6 +78,8 @@ class ClusterView:
     bytes_per_token: int
     network_bytes_per_s: float
     network_latency_s: float
+    ssd: SSDColumns | None = None
+    """None while no node has anything on an SSD."""
     _local_s: list[Floats] = field(default_factory=list[Floats], repr=False)
     """Compute times with the local prefixes: strategies ask for them, and the record does."""
 
@@ -71,6 +90,40 @@ class ClusterView:
         if not self._local_s:
             self._local_s.append(self.cost.prefill_s(self.prompt_tokens, reused_tokens))
         return self._local_s[0]
+
+    @property
+    def ssd_tokens(self) -> Integers:
+        """Prompt tokens beyond `prefix_tokens` that lie on the SSD of the instance's node."""
+        return np.zeros_like(self.prefix_tokens) if self.ssd is None else self.ssd.tokens
+
+    def load_s(self, tokens: Integers) -> Floats:
+        """`[I]` expected time to bring so many tokens (`[I]`) from the SSD of the instance's node into its host memory,
+        behind what is queued there. Nothing is ever there where there is no SSD."""
+        ssd = self.ssd
+        if ssd is None:
+            return np.where(tokens > 0, np.inf, 0.0)
+        seconds = ssd.latency_s + (tokens * self.bytes_per_token + ssd.queued_bytes) / ssd.bytes_per_s
+        return np.where(tokens > 0, seconds, 0.0)
+
+    def reusable(self) -> tuple[Integers, Floats]:
+        """`[I]` prompt tokens of the instance's own node that need not be computed, and the time until those are in its
+        host memory: what the SSD has counts where loading it is expected to be quicker than computing it."""
+        held, ssd = self.prefix_tokens, self.ssd
+        if ssd is None:
+            return held, _NO_TIME
+        load_s = self.load_s(ssd.tokens)
+        deeper = held + ssd.tokens
+        pays = load_s + self.prefill_s(deeper) < self.prefill_s(held)
+        return np.where(pays, deeper, held), np.where(pays, load_s, 0.0)
+
+    def holder(self) -> int:
+        """The column whose node has the longest prefix in host memory; of several such, one with the least queued to
+        leave it."""
+        first = int(self.prefix_tokens.argmax())
+        if not self.outgoing_bytes[first]:
+            return first
+        tied = self.prefix_tokens == self.prefix_tokens[first]
+        return int(np.where(tied, self.outgoing_bytes, np.iinfo(np.int64).max).argmin())
 
     def transfer_s(self, source: int, moved_tokens: Integers) -> Floats:
         """`[I]` expected time to pull so many tokens (`[I]`) from `source`'s node, behind what it already sends."""

@@ -215,13 +215,19 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures that a person wants to see, as (name, text)."""
     if "check" in summary:
         return _check_rows(summary)
+    if "hits" in summary:
+        return _hits_rows(summary)
     counts = summary["requests"]
     ended = ", ".join(f"{counts[state]:,} {state}" for state in ("completed", "rejected", "cancelled", "failed"))
     tiers: Mapping[str, int] = summary["tokens_by_tier"]
     prompt = sum(tiers.values())
     by_tier = ", ".join(
-        f"{name.replace('_', ' ')} {_percent(tokens / prompt if prompt else None)}" for name, tokens in tiers.items()
+        f"{name.replace('_', ' ')} {_percent(tokens / prompt if prompt else None)}"
+        for name, tokens in tiers.items()
+        if tokens or name not in ("hbm", "ssd")
     )
+    missed: Mapping[str, int | None] = summary["missed_tokens"]
+    causes = ", ".join(f"{cause} {_percent(tokens / prompt)}" for cause, tokens in missed.items() if tokens)
     moved: Mapping[str, int] = summary["bytes_by_transport"]
     rate = summary["output_tokens_per_s"]
     goodput = summary["goodput_rps"]
@@ -247,9 +253,11 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("goodput", "no data" if goodput is None else f"{goodput:,.3g} requests/s within SLO ({met} of submitted)"),
         ("output", "no data" if rate is None else f"{rate:,.0f} tokens/s"),
         ("prompt tokens by source", f"{by_tier}; hit rate {_percent(summary['prefix_hit_rate']['token'])}"),
+        *([("computed because", causes)] if causes else []),
         ("bytes by transport", ", ".join(f"{name} {size(count)}" for name, count in moved.items()) or "none"),
         ("decode ran during", f"{_percent(summary['decode_during_prefill_share'])} of prefill time"),
         *_engine_rows(summary),
+        *_process_rows(summary),
         *proof,
     ]
 
@@ -273,6 +281,24 @@ def _engine_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("compiled after warm-up", f"{late} programs: see the events of kind compile")] if late else rows
 
 
+def _process_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What there is to say of worker processes."""
+    if "processes" not in summary:
+        return []
+    processes = summary["processes"]
+    workers: Mapping[str, Any] = processes["workers"]
+    costs = [worker["order_overhead_s"] for worker in workers.values() if worker["order_overhead_s"] is not None]
+    read = sum(worker["bytes_read"] or 0 for worker in workers.values())
+    rows = [
+        (
+            "processes",
+            f"{len(workers)}, ready after {duration(processes['start_s'])}; {size(read)} read from each other by "
+            f"{processes['transport']}; a plan costs {duration(max(costs, default=None))} beyond its steps",
+        )
+    ]
+    return rows + [(f"death of {name}", worker["death"]) for name, worker in workers.items() if worker["death"]]
+
+
 def _check_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A campaign of checked schedules: what was done to the requests, and what became of them."""
     check = summary["check"]
@@ -285,6 +311,32 @@ def _check_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("found", "wrong tokens, leaks, lost or hanging requests" if check["failed_schedules"] else "nothing wrong"),
         ("tables", f"of the schedule of seed {check['kept_seed']}"),
     ]
+
+
+def _hits_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Replays of traces through one pool: a line a policy, a column a capacity."""
+    hits = summary["hits"]
+    shown: dict[str, dict[str, dict[int, float]]] = {}
+    for row in hits["rows"]:
+        shown.setdefault(row["trace"], {}).setdefault(row["policy"], {})[row["capacity_tokens"]] = row["hit_rate"]
+    lines = [("replays", f"{hits['replays']} in {duration(summary['wall_s'])} on {hits['processes']} processes")]
+    for trace, policies in shown.items():
+        capacities = sorted({capacity for rates in policies.values() for capacity in rates})
+        labels = [_short(capacity) for capacity in capacities]
+        width = 1 + max(4, *map(len, labels))
+        lines.append((f"{trace}, %", "".join(f"{label:>{width}}" for label in labels)))
+        for policy, rates in policies.items():
+            cells = (f"{100 * rates[capacity]:.1f}" if capacity in rates else "" for capacity in capacities)
+            lines.append((f"  {policy}", "".join(f"{cell:>{width}}" for cell in cells)))
+    return lines
+
+
+def _short(tokens: int) -> str:
+    """A number of tokens in a few characters: 100k, 20M."""
+    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if tokens >= factor:
+            return f"{tokens / factor:.3g}{unit}"
+    return str(tokens)
 
 
 def duration(seconds: float | None) -> str:

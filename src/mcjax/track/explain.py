@@ -8,6 +8,7 @@ from typing import Any
 
 from mcjax.track.console import duration, size
 from mcjax.track.story import Candidate, RequestDecision, RequestStory
+from mcjax.types import Miss
 
 MOST_CANDIDATES = 12
 WORDS = frozenset({"", "what", "where", "tiers", "candidate", "first block", "detail"})
@@ -92,21 +93,31 @@ def _plain_lines(section: Section) -> list[str]:
     return [*lines, *(f"  {note}" for note in section.notes)]
 
 
+def _prefix(row: Mapping[str, Any]) -> list[str]:
+    """Where the prompt's tokens came from, and why no more of them."""
+    local, remote, device, ssd = (row[f"{tier}_tokens"] for tier in ("local", "remote", "hbm", "ssd"))
+    found = f"{local:,} tokens local, {remote:,} remote"
+    found += "".join(f", {tokens:,} from {tier}" for tier, tokens in (("the device", device), ("SSD", ssd)) if tokens)
+    lines = [f"prefix: {found}; {row['prompt_tokens'] - local - remote - device - ssd:,} computed"]
+    missed = {cause: row[f"missed_{cause}_tokens"] for cause in Miss if row[f"missed_{cause}_tokens"]}
+    if missed:
+        why = ", ".join(f"{tokens:,} {cause}" for cause, tokens in missed.items())
+        lines.append(f"computed because: {why}" + (f" ({row['skip_reason']})" if row["skip_reason"] else ""))
+    return lines
+
+
 def _heading(story: RequestStory) -> Section:
     row = story.row
     if row is None:
         return Section(f"request {story.request_id}: not ended when the run did")
     reason = f", {row['reason']}" if row["reason"] else ""
     owner = ", ".join(f"{name} {row[name]}" for name in ("tenant", "session") if row[name])
-    computed = row["prompt_tokens"] - row["local_tokens"] - row["remote_tokens"]
     lines = [
         f"arrived {story.arrival_ns / 1e9:.6f} s into the run: {owner}, turn {row['turn']}, priority {row['priority']}",
         f"prompt {row['prompt_tokens']:,} tokens; {row['output_tokens']:,} tokens out of at most {row['max_tokens']:,}",
     ]
     if row["prefill_start_ns"] >= 0:
-        lines.append(
-            f"prefix: {row['local_tokens']:,} tokens local, {row['remote_tokens']:,} remote; {computed:,} computed"
-        )
+        lines.extend(_prefix(row))
     retries = max(0, row["attempts"] - 1)
     if row["prefill_instance"]:
         lines.append(

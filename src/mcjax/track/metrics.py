@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from mcjax.errors import ConfigError
 from mcjax.track.flat import flat
+from mcjax.types import Miss
 
 Better = Literal["lower", "higher", ""]
 """Which way is good; "" for a count that is neither."""
@@ -52,9 +53,15 @@ CATALOGUE: Mapping[str, Metric] = {
         Metric("output_tokens_per_s", "output tokens", "1/s", "higher"),
         Metric("prefix_hit_rate.token", "prefix hits (tokens)", "share", "higher"),
         Metric("prefix_hit_rate.block", "prefix hits (blocks)", "share", "higher"),
+        Metric("tokens_by_tier.hbm", "tokens from the device", "", ""),
         Metric("tokens_by_tier.dram_local", "tokens from local DRAM", "", ""),
         Metric("tokens_by_tier.dram_remote", "tokens from remote DRAM", "", ""),
+        Metric("tokens_by_tier.ssd", "tokens from SSD", "", ""),
         Metric("tokens_by_tier.computed", "tokens computed", "", "lower"),
+        Metric("hit_tokens.available", "tokens cached anywhere", "", ""),
+        Metric("hit_tokens.routed", "cached tokens routed to", "", "higher"),
+        Metric("hit_tokens.delivered", "cached tokens used", "", "higher"),
+        *(Metric(f"missed_tokens.{cause}", f"tokens missed: {cause}", "", "lower") for cause in Miss),
         Metric("prefill_busy_s", "prefill busy", "s", ""),
         Metric("decode_busy_s", "decode busy", "s", ""),
         Metric("decode_during_prefill_share", "decode during prefill", "share", ""),

@@ -21,7 +21,7 @@ from mcjax.track.statistics import percentile_parts, ratio, tail_mean_ns
 from mcjax.track.steps import STEP_KINDS
 from mcjax.track.table_file import TableFile
 from mcjax.track.tables import StoredTables, empty
-from mcjax.types import NS_PER_S, BlockId, BlockKey, Decision, RequestRow, RequestState
+from mcjax.types import NS_PER_S, BlockId, BlockKey, Decision, Miss, RequestRow, RequestState
 
 
 class TableRecorder:
@@ -163,8 +163,14 @@ class TableRecorder:
                 row.prefill_instance,
                 row.decode_instance,
                 row.attempts,
+                row.hbm_tokens,
                 row.local_tokens,
                 row.remote_tokens,
+                row.ssd_tokens,
+                row.available_tokens,
+                row.routed_tokens,
+                *_missed(row.missed_tokens),
+                row.skip_reason,
                 row.prefill_start_ns,
                 row.first_token_ns,
                 row.finish_ns,
@@ -237,6 +243,17 @@ class TableRecorder:
             made.outcome_s,
             made.outcome,
         )
+
+
+def _missed(missed: Mapping[Miss, int] | None) -> Sequence[int | None]:
+    """Tokens of every cause; nothing is known of a request that nobody has looked anything up for."""
+    if not missed:
+        return _NO_MISSES if missed is None else _NONE_MISSED
+    return [missed.get(cause, 0) for cause in Miss]
+
+
+_NO_MISSES = (None,) * len(Miss)
+_NONE_MISSED = (0,) * len(Miss)
 
 
 def _intervals_ns(pieces: list[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mcjax.track.arrow import arrow
+from mcjax.types import Miss
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = b"mcjax_schema"
 
 QUANTITIES = ("queue_s", "transfer_s", "prefill_s")
@@ -30,8 +31,14 @@ SCHEMAS: dict[str, Schema] = {
         ("prefill_instance", "text"),
         ("decode_instance", "text"),
         ("attempts", "int"),
+        ("hbm_tokens", "int"),
         ("local_tokens", "int"),
         ("remote_tokens", "int"),
+        ("ssd_tokens", "int"),
+        ("available_tokens", "int?"),
+        ("routed_tokens", "int?"),
+        *((f"missed_{cause}_tokens", "int?") for cause in Miss),
+        ("skip_reason", "text"),
         ("prefill_start_ns", "int"),
         ("first_token_ns", "int"),
         ("finish_ns", "int"),

@@ -212,9 +212,11 @@ def _candidates(entry: Mapping[str, Any]) -> list[Candidate]:
         )
         parts = [queue_s, compute_s] if entry["source"] else [queue_s, transfer_s, compute_s]
         total_s = _sum(parts)
-        if entry["source"] and chosen and expected_s is not None and math.isfinite(expected_s):
-            # The logged compute time is from its own prefix; it will compute from the pulled one.
-            total_s, compute_s = expected_s, expected_s - (queue_s or 0.0) - (transfer_s or 0.0)
+        fetched = entry["source"] or "load_s" in others
+        if fetched and chosen and expected_s is not None and math.isfinite(expected_s):
+            # The logged compute time is from the prefix in its host memory; it will compute from a longer one.
+            load_s = 0.0 if entry["source"] else others["load_s"][index]
+            total_s, compute_s = expected_s, expected_s - (queue_s or 0.0) - (transfer_s or 0.0) - load_s
         more = {quantity: values[index] for quantity, values in others.items()}
         made.append(Candidate(name, chosen, queue_s, transfer_s, compute_s, total_s, more))
     if entry["stage"] == "fetch" and entry["choice"] not in names:

@@ -17,10 +17,21 @@ from mcjax.track.statistics import merge, overlap_ns, spread_of_pieces_s, spread
 from mcjax.track.steps import COLUMNS as STEP_COLUMNS
 from mcjax.track.steps import steps_of
 from mcjax.track.tables import chosen, columns, floats, integers, pieces
-from mcjax.types import NS_PER_S, RequestState
+from mcjax.types import NS_PER_S, Miss, RequestState
 
-REQUEST_COLUMNS = """request_id arrival_ns state met_slo ttft_ns tbt_tail_ns prefill_start_ns prompt_tokens local_tokens
-remote_tokens output_tokens""".split()
+REQUEST_COLUMNS = [
+    *"request_id arrival_ns state met_slo ttft_ns tbt_tail_ns prefill_start_ns prompt_tokens output_tokens".split(),
+    *"hbm_tokens local_tokens remote_tokens ssd_tokens available_tokens routed_tokens skip_reason".split(),
+    *(f"missed_{cause}_tokens" for cause in Miss),
+]
+
+HIT_COLUMNS = {
+    "hbm": "hbm_tokens",
+    "dram_local": "local_tokens",
+    "dram_remote": "remote_tokens",
+    "ssd": "ssd_tokens",
+}
+"""The column of each tier's hits; together they are what was delivered."""
 
 
 def summarise(
@@ -121,10 +132,10 @@ def _output_tokens(requests: Table) -> int:
 def _prefix(requests: Table, block_tokens: int) -> dict[str, Any]:
     """Where prompt tokens came from, over requests whose prefill started, each once (its first attempt)."""
     started = integers(requests, "prefill_start_ns") >= 0
-    prompt, local, remote = (
-        integers(requests, column)[started] for column in ("prompt_tokens", "local_tokens", "remote_tokens")
-    )
-    hit = local + remote
+    found = requests.filter(arrow().array(started))
+    prompt = integers(found, "prompt_tokens")
+    tiers = {tier: integers(found, column) for tier, column in HIT_COLUMNS.items()}
+    hit = delivered(found)
     # The last token of a wholly cached prompt is computed anyway: its block still counts as hit, hence the rounding up.
     hit_blocks, blocks = -(-hit // block_tokens), -(-prompt // block_tokens)
     return {
@@ -133,18 +144,47 @@ def _prefix(requests: Table, block_tokens: int) -> dict[str, Any]:
             "block": _share(int(hit_blocks.sum()), int(blocks.sum())),
         },
         "tokens_by_tier": {
-            "dram_local": int(local.sum()),
-            "dram_remote": int(remote.sum()),
+            **{tier: int(tokens.sum()) for tier, tokens in tiers.items()},
             "computed": int((prompt - hit).sum()),
         },
+        "hit_tokens": {
+            "available": _known_sum(found, "available_tokens"),
+            "routed": _known_sum(found, "routed_tokens"),
+            "delivered": int(hit.sum()),
+        },
+        "missed_tokens": {cause.value: _known_sum(found, f"missed_{cause}_tokens") for cause in Miss},
+        "skipped_tokens": _skipped(found),
     }
+
+
+def delivered(requests: Table) -> NDArray[np.int64]:
+    """`[rows]` prompt tokens that were not computed."""
+    return np.array([integers(requests, column) for column in HIT_COLUMNS.values()], np.int64).sum(axis=0)
+
+
+def _known_sum(requests: Table, column: str) -> int | None:
+    """None where a request does not tell: it is of an earlier version."""
+    values = requests.column(column)
+    return None if values.null_count else int(compute().sum(values).as_py() or 0)
+
+
+def _skipped(requests: Table) -> dict[str, int]:
+    """Tokens that were skipped, by the first reason of each request."""
+    reasons = requests.column("skip_reason")
+    names = sorted(reason for reason in compute().unique(reasons).to_pylist() if reason)
+    tokens = requests.column(f"missed_{Miss.SKIPPED}_tokens").fill_null(0).to_numpy()
+    return {name: int(tokens[chosen(requests, "skip_reason", [name])].sum()) for name in names}
 
 
 def _moved(tables: Mapping[str, Table]) -> dict[str, int]:
     events = columns(tables, "events", ["kind", "detail", "bytes"])
     transfers = events.filter(arrow().array(chosen(events, "kind", ["transfer"])))
-    names = sorted(compute().unique(transfers.column("detail")).to_pylist())
-    return {name: int(integers(transfers, "bytes")[chosen(transfers, "detail", [name])].sum()) for name in names}
+    moved: dict[str, int] = {}
+    for detail in sorted(compute().unique(transfers.column("detail")).to_pylist()):
+        transport = detail.split(":")[0]  # a path's name goes on with its NICs
+        nbytes = int(integers(transfers, "bytes")[chosen(transfers, "detail", [detail])].sum())
+        moved[transport] = moved.get(transport, 0) + nbytes
+    return moved
 
 
 def _busy(tables: Mapping[str, Table], window_start_ns: int, window_end_ns: int) -> dict[str, Any]:

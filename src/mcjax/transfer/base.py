@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.errors import TransferError
-from mcjax.types import Tier
+from mcjax.transfer.layout.describe import Layout
+from mcjax.types import Packer, Tier
 
 
 class Memory(Protocol):
@@ -25,6 +26,12 @@ class Memory(Protocol):
     name: str
     capacity: int
     block_bytes: int
+    """Of a block as it rests here."""
+    packer: Packer
+    """How blocks rest here. A copy between memories of different encodings converts on its way."""
+    layout: Layout | None
+    """How a block's numbers lie, for whoever joins to be compared with and for peers; None where there are none that a
+    model made."""
     epoch: int
 
     def changed_since(self, epoch: int, slots: Sequence[int]) -> bool:
@@ -41,6 +48,11 @@ class Memory(Protocol):
 
     def let_go(self, region: Region) -> None:
         """The end of one `hold` of this very region."""
+        ...
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """All that was to come into these slots is there: every region made of them before is stale, so that a repeated
+        copy cannot land on what has been verified, and perhaps changed, since."""
         ...
 
 
@@ -79,7 +91,8 @@ class Region:
 class Copy:
     """One span from region to region, slot by slot. `checksum` asks for a checksum of each block as read.
 
-    Where transports have classes, the higher `priority` goes first.
+    The higher `priority` goes first: where transports have classes, there; else in the engine's queue. With
+    `deadline_ns`, an instant, it is worth nothing any more from then on, whatever attempts are left.
     """
 
     source: Region
@@ -88,6 +101,20 @@ class Copy:
     first_block: int = -1
     checksum: bool = False
     priority: int = 0
+    deadline_ns: int | None = None
+
+    def part(self, positions: Sequence[int]) -> Copy:
+        """The blocks at `positions` of this one, in that order: a copy of its own, of the same epochs."""
+        source, target = self.source, self.target
+        return Copy(
+            Region(source.memory, tuple(source.slots[at] for at in positions), source.epoch),
+            Region(target.memory, tuple(target.slots[at] for at in positions), target.epoch),
+            self.request_id,
+            self.first_block,
+            self.checksum,
+            self.priority,
+            self.deadline_ns,
+        )
 
 
 @dataclass(slots=True)
@@ -96,6 +123,14 @@ class CopyResult:
 
     error: TransferError | None = None
     checksums: tuple[bytes, ...] = ()
+    """Of the bytes that were read: what says whether the source was what it should be."""
+    converted: tuple[bytes, ...] = ()
+    """Of the bytes that were written, where source and target differ in encoding; empty where they are the same."""
+
+    @property
+    def written(self) -> tuple[bytes, ...]:
+        """Checksums of what lies in the target now: what a commit of it records."""
+        return self.converted or self.checksums
 
 
 @dataclass(slots=True)
@@ -123,8 +158,42 @@ class Handle(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How a transport wants to be fed that takes what it is given in order of arrival: no copy larger than
+    `slice_bytes`, and no more than `window_bytes` at a time on one path. What waits then waits in the engine, by class.
+    """
+
+    slice_bytes: int
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One of several ways that a transport has from one memory to another: out by one NIC, in by another.
+
+    Rails of one transport with the same `local` and `remote` share a queue, a health and an estimate; so a transport
+    with peers that fail one by one names the peer in `remote`, even if each has one NIC only.
+    """
+
+    local: str = ""
+    remote: str = ""
+    distance: int = 0
+    """NUMA distance between each memory and its NIC, beyond what is local, both ends together."""
+    crosses: bool = False
+    """Whether it leaves the switch domain."""
+    bytes_per_s: float | None = None
+    """What it is made for; None: as much as the world says of a link."""
+    spare: bool = False
+    """Shares its NICs with other rails between the same memories: taken only while none of those is well."""
+
+
 class Transport(Protocol):
-    """One way to move bytes. Procedures never call it directly: the transfer engine chooses and guards."""
+    """One way to move bytes. Procedures never call it directly: the transfer engine chooses and guards.
+
+    One that says no more takes whole copies at once, and orders them itself. It may say more: by an attribute `pacing:
+    Pacing`, that copies shall wait in the engine; by having `rails`, that there are several ways (`RailedTransport`).
+    """
 
     name: str
 
@@ -134,7 +203,9 @@ class Transport(Protocol):
 
     def deregister(self, memory: Memory) -> None: ...
 
-    def reaches(self, source: Memory, target: Memory) -> bool: ...
+    def reaches(self, source: Memory, target: Memory) -> bool:
+        """Asked once a pair of memories, until one is registered or deregistered."""
+        ...
 
     def submit(self, copies: list[Copy], priority: int = 0) -> Handle:
         """Start a batch. One of higher `priority` goes first, where the transport has classes at all."""
@@ -143,7 +214,23 @@ class Transport(Protocol):
     def stats(self) -> TransportStats: ...
 
 
-@dataclass(slots=True)
+@runtime_checkable
+class RailedTransport(Protocol):
+    """What a transport has beside, if several ways lead from memory to memory. Which a copy takes is the engine's
+    business (`transfer.paths`)."""
+
+    name: str
+
+    def rails(self, source: Memory, target: Memory) -> Sequence[Rail]:
+        """The ways between two memories that it reaches: one or more. Asked as often as `reaches`."""
+        ...
+
+    def submit(self, copies: list[Copy], priority: int = 0, rail: Rail | None = None) -> Handle:
+        """Start a batch on one of its rails; None: on whichever it likes."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
 class FutureHandle:
     """The plain handle: a future that the mechanism resolves, and a flag that it may look at."""
 

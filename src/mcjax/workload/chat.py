@@ -56,6 +56,7 @@ class Chat:
         think_time_s: mean of the exponential pause between an answer and the next turn.
         hints: whether requests carry cache hints.
         temperature: of the requests' samplers.
+        accepts_lossy: whether cached blocks will do whose numbers an encoding has rounded.
         tokenizer: None for one token a byte (ids 0 to 255).
         block_tokens: block size to dictate, or None.
     """
@@ -76,6 +77,7 @@ class Chat:
         temperature: float = 0.0,
         tokenizer: Tokenizer | None = None,
         block_tokens: int | None = None,
+        accepts_lossy: bool = False,
     ):
         self.name = "chat"
         self.block_tokens = block_tokens
@@ -99,7 +101,7 @@ class Chat:
         self._rate_per_s = rate_per_s
         self._think_time_s = think_time_s
         self._tokenizer = tokenizer
-        self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s)
+        self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s, accepts_lossy)
         self._system = {tenant.name: self._system_prompt(tenant) for tenant in self._tenants}
         for tenant in self._tenants:
             longest = len(self._system[tenant.name]) + self._note[1] + self._user[1]

@@ -47,6 +47,7 @@ class Limits:
     temperature: float = 0.0
     hints: bool = False
     hint_ttl_s: float | None = None
+    accepts_lossy: bool = False
 
 
 class Conversation:
@@ -92,6 +93,7 @@ class Conversation:
             priority=opening.tenant.priority,
             sampling=Sampling(temperature=limits.temperature, seed=request_id),
             hints=self._hints(turn, len(prompt)),
+            accepts_lossy=limits.accepts_lossy,
         )
         self._history, self._script, self._turn = prompt, message.script, turn + 1
         return Turn(request, message.script)

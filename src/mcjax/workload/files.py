@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,22 +18,33 @@ NS_PER_MS = 1_000_000
 MAX_SECONDS = 2**62 // NS_PER_S
 
 
+OTHER_NAMES: Mapping[str, str] = {
+    "conversation_trace.jsonl": "mooncake_fast25_conversation.jsonl",
+    "synthetic_trace.jsonl": "mooncake_fast25_synthetic.jsonl",
+}
+"""Published names of traces, and those under which collections of traces keep them."""
+
+
+def places(path: Path) -> list[Path]:
+    """Where a file that a config names may lie: as given, below `$MCJAX_TRACES`, below `./traces`; by either name."""
+    traces = os.environ.get("MCJAX_TRACES")
+    folders = [] if path.is_absolute() else [*([Path(traces)] if traces else []), Path("traces")]
+    names = [path, *([Path(OTHER_NAMES[str(path)])] if str(path) in OTHER_NAMES else [])]
+    return [path, *(folder / name for folder in folders for name in names)]
+
+
 def find(path: str, source: str, folder: bool | None = False, key: str = "workload.path") -> Path:
     """The file (or folder; None: either) that `path` means: as given, or under `$MCJAX_TRACES`, or under `./traces`.
 
     Raises `ConfigError` that lists every place tried, and `source`: where such files come from.
     """
-    candidates = [Path(path).expanduser()]
-    traces = os.environ.get("MCJAX_TRACES")
-    if not candidates[0].is_absolute():
-        candidates += [Path(traces) / path] if traces else []
-        candidates.append(Path("traces") / path)
+    candidates = places(Path(path).expanduser())
     for candidate in candidates:
         if (folder is not True and candidate.is_file()) or (folder is not False and candidate.is_dir()):
             return candidate
     tried = ", ".join(str(candidate) for candidate in candidates)
     kind = {False: "file", True: "folder", None: "file or folder"}[folder]
-    unset = "" if traces else " (MCJAX_TRACES, a folder to look in, is not set)"
+    unset = "" if os.environ.get("MCJAX_TRACES") else " (MCJAX_TRACES, a folder to look in, is not set)"
     raise ConfigError(key, path, f"no such {kind}; tried {tried}{unset}. {source}")
 
 

@@ -32,6 +32,8 @@ class Slice:
         index: which of them, from 0.
         rate_scale: sessions start so many times faster (think times stay).
         limit: take only the first so many sessions; None for all.
+        delay_s: the slice's own time begins so long before the stretch; stretches side by side
+            (`superposed`) that begin one after the other are a trace that changes its character.
 
     Raises `ConfigError` if nothing starts there.
     """
@@ -45,6 +47,7 @@ class Slice:
         index: int = 0,
         rate_scale: float = 1.0,
         limit: int | None = None,
+        delay_s: float = 0.0,
     ):
         self.name = "slice"
         self._of = workload_at("of", of)
@@ -55,6 +58,7 @@ class Slice:
         if whole("index", index, 0) >= whole("slices", slices, 1):
             raise ConfigError("workload.index", index, f"must be below slices={slices}")
         self._rate_scale = rate("rate_scale", rate_scale)
+        self._delay_ns = round(number("delay_s", delay_s, 0) * NS_PER_S)
         self._limit = None if limit is None else whole("limit", limit, 1)
         starts_ns = self._starts_ns(None if end_s is None else round(end_s * NS_PER_S))
         if end_s is None:
@@ -82,7 +86,8 @@ class Slice:
         for count, session in enumerate(self._chosen()):
             if self._limit is not None and count >= self._limit:
                 return
-            yield Mapped(session, round((session.start_ns - self._from_ns) / self._rate_scale))
+            start_ns = self._delay_ns + round((session.start_ns - self._from_ns) / self._rate_scale)
+            yield Mapped(session, start_ns)
 
     def inputs(self) -> dict[str, str]:
         return self._of.inputs()

@@ -59,6 +59,7 @@ class Synthetic:
         max_prompt_tokens: sessions end rather than exceed it; None for no limit.
         hints: whether requests carry cache hints.
         temperature: of the requests' samplers.
+        accepts_lossy: whether cached blocks will do whose numbers an encoding has rounded.
         block_tokens: block size to dictate, or None.
         arrival_family: of the gaps when `arrival_cv` is neither 0 nor 1: `gamma` or `weibull`.
         diurnal: `{amplitude, period_s, peak_s}`, see `arrivals.Diurnal`; None for a steady rate.
@@ -88,6 +89,7 @@ class Synthetic:
         arrival_family: str = "gamma",
         diurnal: Mapping[str, float] | None = None,
         burst: Mapping[str, float] | None = None,
+        accepts_lossy: bool = False,
     ):
         self.name = "synthetic"
         self.block_tokens = block_tokens
@@ -132,7 +134,7 @@ class Synthetic:
         self._few_shot_tokens = few_shot_tokens
         self._few_shot_groups = few_shot_groups
         # Twice the mean pause: about 86 % of exponential pauses are over by then.
-        self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s)
+        self._limits = Limits(max_prompt_tokens, temperature, hints, 2 * think_time_s, accepts_lossy)
 
     def reseeded(self, seed: int) -> Self:
         """The same traffic under another seed."""

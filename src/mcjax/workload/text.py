@@ -45,6 +45,7 @@ class Text:
         rate_per_s: sessions that start in a second (Poisson), unless the file has `arrival_s`; None: all at once.
         think_time_s: mean of the exponential pause between an answer and the next turn.
         limit: take only the first so many rows; None for all.
+        accepts_lossy: whether cached blocks will do whose numbers an encoding has rounded.
 
     Raises `ConfigError` for an argument that cannot work, `TraceError` for a row.
     """
@@ -66,6 +67,7 @@ class Text:
         rate_per_s: float | None = 4.0,
         think_time_s: float = 0.5,
         limit: int | None = None,
+        accepts_lossy: bool = False,
     ):
         self.name = "text"
         self.block_tokens: int | None = None
@@ -79,6 +81,7 @@ class Text:
                 whole(name, value, 1)
         self._max_tokens = whole("max_tokens", max_tokens, 1)
         self._max_prompt_tokens = max_prompt_tokens
+        self._accepts_lossy = accepts_lossy
         self._tokenizer, self._chat, self._system, self._ignore_eos = tokenizer, chat, system, ignore_eos
         self._sampling = sampling_of(sampling or {})
         self._sampling_seed: int | None = (sampling or {}).get("seed")
@@ -183,6 +186,7 @@ class Text:
             parent=request_id - 1 if turn > 0 else None,
             priority=row.priority,
             sampling=self.sampling(index, request_id),
+            accepts_lossy=self._accepts_lossy,
         )
         return Turn(request, Script(output_tokens, self._composed(rng, output_tokens)))
 

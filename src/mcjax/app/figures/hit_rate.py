@@ -6,56 +6,24 @@ from collections.abc import Sequence
 
 from mcjax.app.figures import published
 from mcjax.app.figures.row import Row
-from mcjax.backends.virtual import VirtualLoop
+from mcjax.app.hit_rates.replay import chains_of, replay
 from mcjax.kvpool.eviction.lru import LRU
-from mcjax.kvpool.pool import Pool
-from mcjax.kvpool.stores.slots import SlotStore
 from mcjax.kvpool.watermark.static import Static
-from mcjax.types import NS_PER_S, BlockId, NullRecorder, Tier
 from mcjax.workload.mooncake_file import Rows
 
 TRACE_BLOCK_TOKENS = 512
 """Prompt tokens that an id of the published traces stands for."""
 
 
-def split(trace_ids: tuple[int, ...], prompt_tokens: int, parts: int) -> tuple[BlockId, ...]:
-    """The blocks of a prompt when every id is cut into `parts` blocks of equal size.
-
-    Equal ids give equal blocks, unlike ids give unlike ones: two prompts that part ways inside an id share none of its
-    blocks, although the first of them may be equal. So hits are never too high. A partial last id has as many blocks
-    as its tokens fill or begin.
-    """
-    blocks = -(-prompt_tokens * parts // TRACE_BLOCK_TOKENS)
-    return tuple(trace_id * parts + part for trace_id in trace_ids for part in range(parts))[:blocks]
-
-
 def hit_rate(rows: Rows, capacity_tokens: int, block_tokens: int = 256) -> float:
     """Share of all prompt tokens that an earlier request left in a pool of `capacity_tokens`, evicting by LRU.
 
     256 is the block size of FAST'25's experiments. A partial last block counts too, as in the papers' own replay; the
-    simulator is stricter and shares full blocks only. Of a prompt longer than the pool, the beginning is kept.
+    simulator, and `experiment=fig9_hit_rate`, are stricter and share full blocks only. Of a prompt longer than the
+    pool, the beginning is kept.
     """
-    capacity = capacity_tokens // block_tokens
-    parts = TRACE_BLOCK_TOKENS // block_tokens
-
-    async def replay() -> int:
-        store = SlotStore("n0", Tier.DRAM, capacity, 1)
-        pool = Pool("n0", store, LRU(), Static(), NullRecorder(), lease_ns=NS_PER_S)
-        hit_tokens = 0
-        for index in range(len(rows)):
-            prompt_tokens = rows.input_tokens[index]
-            blocks = split(rows.block_ids(index), prompt_tokens, parts)[:capacity]
-            pin = pool.pin(index, blocks)
-            found = len(pin.blocks)
-            hit_tokens += min(found * block_tokens, prompt_tokens)
-            if found < len(blocks):
-                room = pool.reserve(index, len(blocks) - found)
-                pool.commit(room, blocks[found:], blocks[found - 1] if found else None)
-                pool.release(room)
-            pool.release(pin)
-        return hit_tokens
-
-    return VirtualLoop().run(replay) / sum(rows.input_tokens)
+    chains = chains_of(rows, TRACE_BLOCK_TOKENS, block_tokens, partial=True)
+    return chains.hit_rate(replay(chains, capacity_tokens // block_tokens, LRU(), Static()))
 
 
 def capacity_rows(name: str, rows: Rows, capacities: Sequence[int] = published.CAPACITIES) -> list[Row]:

@@ -36,6 +36,8 @@ How it is computed:
 - A2 and A3 replay the traces' blocks, one request at a time, through the real pool (`mcjax.kvpool.pool`) with LRU, ids
   cut into the paper's blocks of 256 tokens. With whole ids a partial last block takes a slot of 512, and two
   points of the synthetic trace (8 M and 10 M tokens) end up 1.1 and 1.3 points low.
+  `mcjax experiment=fig9_hit_rate` draws the same curves for every eviction strategy and an offline bound, of whole
+  ids and full blocks only ([eviction.md](eviction.md), "Hit rates").
 - A8 to A12 are runs of `experiment=fast25_prefill_only`: outputs of one token, the real conductor and pools, 3 M tokens
   of LRU a node, FAST'25's A800 nodes, transfers that contend. There are 16 nodes; those that do not compute prompts
   only receive the KV. `mcjax experiment=fast25_figure5` is A12 with full tables (add `-m` and the policies).

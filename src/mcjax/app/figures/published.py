@@ -23,6 +23,9 @@ LRU_HIT_RATES = {
 MAX_HIT_RATES = {"conversation": 0.403, "synthetic": 0.660}
 """Fig 9 at 100 M tokens and more; Table 2 rounds them to 40 % and 66 %."""
 
+ENDLESS_TOKENS = 100_000_000
+"""Fig 9's axis from where on its curves are level."""
+
 KV_BYTES_PER_TOKEN = 320 * 1024
 """LLaMA3-70B, section 5.4.1: 320 KB a token."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -10,13 +11,17 @@ from typing import Any, cast
 from mcjax.app.mistakes import check_arguments, close_to, locate
 from mcjax.app.plugins import PLACES
 from mcjax.app.schema.kinds import described, fits, form_of, takes_null
-from mcjax.app.schema.sections import BACKENDS, MADE, PARTS, SECTIONS, Root
+from mcjax.app.schema.sections import BY_NAME, MADE, PARTS, SECTIONS, Root
 from mcjax.app.schema.together import check_together
 from mcjax.errors import ConfigError
+from mcjax.kernels.choice import PARAMETERS
 from mcjax.track.flat import text_of
 
 MISSING = "???"
 """What OmegaConf has for a value that must be given."""
+
+UNMADE = ("backend", "kernels")
+"""Sections whose objects are no strategies, made from their keys when the config is read."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -30,24 +35,28 @@ def check(config: Mapping[str, Any]) -> None:
 
 def check_kinds(config: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for the first value that is not of the kind that its key is declared to be."""
-    known = (*SECTIONS, "backend", *MADE)
+    known = (*SECTIONS, *BY_NAME, *MADE)
     _check_section("", Root, {name: value for name, value in config.items() if name not in (*known, "plugins")}, known)
     for key in known:
         if not isinstance(config.get(key), Mapping):
             raise ConfigError(key, text_of(config.get(key)), f"must be one of the group's options ({key}=OPTION)")
     for key, kind in SECTIONS.items():
         _check_section(key, kind, config[key])
-    world = config["backend"].get("name")
-    if not isinstance(world, str) or world not in BACKENDS:
-        raise ConfigError("backend.name", text_of(world), "there is no such world", BACKENDS)
-    _check_section("backend", BACKENDS[world], config["backend"])
+    for key, kinds in BY_NAME.items():
+        name = config[key].get("name")
+        if not isinstance(name, str) or name not in kinds:
+            raise ConfigError(f"{key}.name", text_of(name), f"there is no such {key}", kinds)
+        _check_section(key, kinds[name], config[key])
     for key in (*MADE, *(place for place, _ in PLACES.values())):
         section = _at(config, key)
         if not isinstance(section, Mapping) or "_target_" not in section:
             problem = f"must be one of the group's options ({key.replace('.', '/')}=OPTION)"
             raise ConfigError(key, text_of(section), problem)
-    for key, section in _objects("", {name: value for name, value in config.items() if name != "backend"}):
+    for key, section in _objects("", {name: value for name, value in config.items() if name not in UNMADE}):
         _check_object(key, section)
+    for name, value in config["kernels"].items():
+        if isinstance(value, Mapping):
+            _check_kernel(f"kernels.{name}", cast("Mapping[str, Any]", value))
 
 
 @functools.cache
@@ -96,6 +105,28 @@ def _check_object(key: str, section: Mapping[str, Any]) -> None:
     for name, kind in PARTS.get(section["_target_"], {}).items():
         if isinstance(arguments.get(name), Mapping):
             _check_section(f"{key}.{name}", kind, arguments[name], whole=False)
+
+
+def _check_kernel(key: str, section: Mapping[str, Any]) -> None:
+    """The user's own kernel: a function that is called as a kernel is, or a class whose objects are (and may be made
+    from the section's other keys)."""
+    if not isinstance(section.get("_target_"), str):
+        raise ConfigError(key, text_of(section), "needs a _target_, such as {_target_: my_kernels.attention}")
+    target = locate(f"{key}._target_", section["_target_"])
+    arguments = {name: value for name, value in section.items() if not name.startswith("_")}
+    check_arguments(key, target, arguments, partial=not isinstance(target, type))
+    if key == "kernels.kv_pack":
+        lacking = [name for name in ("pack", "unpack") if not callable(getattr(target, name, None))]
+        if lacking or not isinstance(target, type):
+            raise ConfigError(key, section["_target_"], "must be a class with the methods pack and unpack")
+        return
+    called, given = (target.__call__, (None,)) if isinstance(target, type) else (target, ())
+    try:
+        inspect.signature(called).bind(*given, *PARAMETERS, **({} if given else arguments))
+    except ValueError:  # written in C
+        return
+    except TypeError as problem:
+        raise ConfigError(key, section["_target_"], f"must take ({', '.join(PARAMETERS)}): {problem}") from None
 
 
 def _objects(key: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

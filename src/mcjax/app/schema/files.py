@@ -81,6 +81,11 @@ def default_of(option: str, key: str) -> Any:
     return _values(option)[key]
 
 
+def section_of(option: str) -> dict[str, Any]:
+    """What the file of an option (`kvpool/eviction/lru`) holds, as YAML has it."""
+    return dict(_values(option))
+
+
 def parse(text: str) -> ConfFile:
     """Read the comments of a file: its head describes it; each key's stand beside it, or in the lines above."""
     lines = text.splitlines()

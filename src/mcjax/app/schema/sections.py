@@ -14,6 +14,8 @@ from mcjax.app.schema.kinds import Bounds, Form
 from mcjax.backends.jax.meshes import read_meshes
 from mcjax.engine.cluster_spec import parse_cluster
 from mcjax.track.tracker import Settings as Track
+from mcjax.transfer.paths.queue import read_shares
+from mcjax.transfer.topology import read_topology
 
 Count = Annotated[int, Bounds(1)]
 Index = Annotated[int, Bounds(0)]
@@ -36,6 +38,15 @@ Mesh = Annotated[
     Form("a whole number of devices, 1 or more, or a mapping by role", lambda key, value: read_meshes(value)),
 ]
 
+Shares = Annotated[
+    object,
+    Form("a mapping from classes to parts of 1", lambda key, value: read_shares(key, value)),
+]
+Nics = Annotated[
+    object,
+    Form("nics, rails, or a mapping", lambda key, value: read_topology(value, None)),
+]
+
 
 class Root:
     """Beside the groups."""
@@ -56,6 +67,7 @@ class Engine:
 
     headroom_tokens: Tokens | None
     preemption: Literal["swap", "recompute"]
+    streaming: bool
     timeout_s: MoreSeconds | None
     max_steps: Count | None
     lease_s: MoreSeconds
@@ -73,10 +85,17 @@ class Sched:
 
 
 class Transfer:
-    """`transfer`."""
+    """`transfer`, beside its strategy."""
 
     deadline_s: MoreSeconds
     attempts: Count
+    failures: Count
+    backoff_s: Seconds
+    most_backoff_s: Seconds
+    shares: Shares | None
+    slice_bytes: Bytes | None
+    window_bytes: Bytes | None
+    topology: Nics | None
 
 
 class KVPool:
@@ -84,18 +103,40 @@ class KVPool:
 
     block_tokens: Tokens | None
     dram_bytes: Bytes | None
+    hbm_cache: bool
+    ssd_bytes: Bytes | None
+    ssd_path: str | None
+    dram_encoding: Literal["none", "int8", "fp8"]
+    ssd_encoding: Literal["none", "int8", "fp8"]
+    huge_pages: Literal["auto", "never", "require"]
+    numa_node: Index | None
+    tenants: dict[str, Any]
 
 
 class Kernels:
     """`kernels`."""
 
-    attention: Literal["blockwise", "reference"]
+    prefill: Literal["xla", "pallas", "reference"] | dict[str, Any]
+    decode: Literal["xla", "pallas", "reference"] | dict[str, Any]
+    kv_pack: Literal["xla", "pallas"] | dict[str, Any]
+    pages: Literal["tokens_first", "heads_first"]
 
 
-class Launcher:
-    """`launcher`."""
+class EmbeddedLauncher:
+    """`launcher=embedded`."""
 
     name: Literal["embedded"]
+
+
+class ProcessesLauncher:
+    """`launcher=processes`."""
+
+    name: Literal["processes"]
+    transport: Literal["shm", "tcp", "rdma", "jax"]
+    command: dict[str, str]
+    host: dict[str, str]
+    silence_s: MoreSeconds
+    restart: bool
 
 
 class JaxBackend:
@@ -139,6 +180,16 @@ class CheckBackend:
     shape: Cluster | None
 
 
+class HitsBackend:
+    """`backend=hits`."""
+
+    name: Literal["hits"]
+    traces: dict[str, Any]
+    policies: list[str]
+    capacities_tokens: list[Tokens]
+    processes: Count | None
+
+
 class Sampling:
     """`workload.sampling` of `workload=text`: how tokens are chosen."""
 
@@ -162,13 +213,18 @@ SECTIONS: Mapping[str, type] = {
     "kvpool": KVPool,
     "transfer": Transfer,
     "sched": Sched,
-    "launcher": Launcher,
     "track": Track,
 }
 """By key of the config. What becomes of `track` is a dataclass already, and checks its own bounds."""
 
-BACKENDS: Mapping[str, type] = {"jax": JaxBackend, "sim": SimBackend, "check": CheckBackend}
+BACKENDS: Mapping[str, type] = {"jax": JaxBackend, "sim": SimBackend, "check": CheckBackend, "hits": HitsBackend}
 """The section `backend`, by `backend.name`."""
+
+LAUNCHERS: Mapping[str, type] = {"embedded": EmbeddedLauncher, "processes": ProcessesLauncher}
+"""The section `launcher`, by `launcher.name`."""
+
+BY_NAME: Mapping[str, Mapping[str, type]] = {"backend": BACKENDS, "launcher": LAUNCHERS}
+"""Sections whose options have keys of their own: by their key `name`."""
 
 MADE = ("hardware", "model", "cost", "workload", "slo", "faults")
 """Sections with a `_target_`, beside the strategies (`plugins.PLACES`)."""

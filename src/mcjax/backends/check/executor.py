@@ -10,7 +10,7 @@ from mcjax.backends.check.digests import PageView, entry, logprob, next_token
 from mcjax.backends.check.faults import FaultCounts, Faults
 from mcjax.backends.check.store import ByteStore
 from mcjax.engine.base import Capacity, Kind, OnStep, Progress, StepItem, StepPlan
-from mcjax.errors import ExecutorFailed
+from mcjax.errors import ExecutorFailed, IntegrityError
 from mcjax.types import NS_PER_S, Logprobs, Scripts, Tokens
 
 BROKEN = "its logits are not numbers"
@@ -111,6 +111,7 @@ class CheckExecutor:
             start = item.start + step
             fed = self._fed(item, step, produced[index])
             before = view.read(start - 1) if start else b""
+            self._check_private(item, start, start + len(fed))
             for position, token in enumerate(fed.tolist(), start):
                 before = entry(before, token)
                 view.write(position, before)
@@ -126,6 +127,13 @@ class CheckExecutor:
             if item.generated + step + 1 >= script.output_tokens or produced[index][-1] in item.sampling.stop_tokens:
                 finished.append(index)
         return tuple(finished)
+
+    def _check_private(self, item: StepItem, start: int, end: int) -> None:
+        """Raise `IntegrityError` if a page that is about to be written into holds a block that others may read."""
+        page_tokens = self._capacity.page_tokens
+        for page in item.pages[start // page_tokens : -(-end // page_tokens)]:
+            if self._pages.header(page) is not None:
+                raise IntegrityError(f"{self.name}: request {item.request_id} writes into page {page}, a shared block")
 
     @staticmethod
     def _fed(item: StepItem, step: int, produced: list[int]) -> Tokens:

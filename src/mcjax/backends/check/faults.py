@@ -8,14 +8,22 @@ import numpy as np
 
 from mcjax.errors import ConfigError
 
-TIMED = {"deaths": "death", "stale_views": "stale_view", "lost_pages": "lost_pages"}
+TIMED = {
+    "deaths": "death",
+    "stale_views": "stale_view",
+    "lost_pages": "lost_pages",
+    "rotten": "rotten",
+    "ssd_outages": "ssd_outage",
+    "nic_outages": "nic_outage",
+}
 """Faults that come at a time, and what one of them is called."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of one copy (`lost` ... `slow`), of one request (`cancelled`), of one heartbeat (`missed`), of one
-    step (`broken`), of one plan (`raised`); and expected events in a schedule (`deaths`, `stale_views`, `lost_pages`).
+    """Probabilities of one copy (`lost` ... `slow`, `ssd_failed`), of one request (`cancelled`), of one heartbeat
+    (`missed`), of one step (`broken`), of one plan (`raised`); and expected events in a schedule (`deaths` ...
+    `nic_outages`).
     """
 
     lost: float = 0.0  # the copy never arrives; its transport reports an error, late
@@ -23,6 +31,7 @@ class Faults:
     duplicated: float = 0.0  # the copy arrives twice, the second time much later
     corrupted: float = 0.0  # a byte is flipped on the way into a host's memory
     slow: float = 0.0  # the copy takes a hundred times as long
+    ssd_failed: float = 0.0  # a copy to or from an SSD ends in an error of the device
     cancelled: float = 0.0  # the client goes away at a random moment
     missed: float = 0.0  # a heartbeat is lost
     broken: float = 0.0  # one sequence of a step comes to nothing (no finite logit)
@@ -30,6 +39,9 @@ class Faults:
     deaths: float = 0.0  # an instance dies with its node's memory; another joins later
     stale_views: float = 0.0  # the conductor's view is delayed for a while
     lost_pages: float = 0.0  # an executor raises and its pages are lost; another instance joins later
+    rotten: float = 0.0  # a bit of a block is flipped where it rests on an SSD
+    ssd_outages: float = 0.0  # an SSD refuses everything for a while
+    nic_outages: float = 0.0  # a NIC of a node that has several carries nothing for a while
 
     def __post_init__(self) -> None:
         for item in fields(self):

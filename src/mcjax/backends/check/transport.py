@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import xxhash
 
 from mcjax import aio
 from mcjax.backends.check.faults import FaultCounts, Faults
-from mcjax.errors import StaleRegion, TransferError
+from mcjax.errors import StaleRegion, TierUnavailable, TransferError
 from mcjax.transfer.base import Copy, CopyResult, FutureHandle, Memory, TransportStats
 from mcjax.types import NS_PER_S, Tier
 
@@ -33,12 +33,15 @@ class CheckTransport:
         faults: Faults,
         counts: FaultCounts,
         rng: np.random.Generator,
+        outages_ns: Mapping[str, int] | None = None,
     ):
+        """`outages_ns`: until when the SSD of a node refuses everything."""
         self.name = name
         self._reaches = reaches
         self._faults = faults
         self._counts = counts
         self._rng = rng
+        self._outages_ns = dict[str, int]() if outages_ns is None else outages_ns
         self._memories: dict[Memory, None] = {}
         self._stats = TransportStats()
 
@@ -58,6 +61,10 @@ class CheckTransport:
         handle = FutureHandle(aio.new_future())
         blocks = sum(len(copy.source.slots) for copy in copies)
         duration_s = self._rng.uniform(*LATENCY_S) + blocks * BLOCK_S
+        disk = next((memory for copy in copies for memory in _ends(copy) if memory.tier is Tier.SSD), None)
+        if disk is not None and self._fails(disk):
+            aio.clock().call_at_ns(aio.now_ns() + round(duration_s * NS_PER_S), self._fail, copies, handle)
+            return handle
         if self._hit("slow", self._faults.slow):
             duration_s *= 100
         if self._hit("late", self._faults.late):
@@ -77,6 +84,13 @@ class CheckTransport:
             return False
         self._counts.note(kind)
         return True
+
+    def _fails(self, disk: Memory) -> bool:
+        return aio.now_ns() < self._outages_ns.get(disk.node, 0) or self._hit("ssd_failed", self._faults.ssd_failed)
+
+    def _fail(self, copies: list[Copy], handle: FutureHandle) -> None:
+        error = TierUnavailable("the SSD failed it", copies[0].request_id, copies[0].first_block)
+        self._answer(handle, [CopyResult(error) for _ in copies])
 
     def _lose(self, copies: list[Copy], handle: FutureHandle) -> None:
         error = TransferError("the network gave it up", copies[0].request_id, copies[0].first_block)
@@ -120,3 +134,7 @@ class CheckTransport:
     def _refuse(self, error: TransferError) -> CopyResult:
         self._stats.errors += 1
         return CopyResult(error)
+
+
+def _ends(copy: Copy) -> tuple[Memory, Memory]:
+    return copy.source.memory, copy.target.memory

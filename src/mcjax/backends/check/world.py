@@ -11,7 +11,8 @@ import numpy as np
 from mcjax.backends.check.digests import ENTRY_BYTES
 from mcjax.backends.check.executor import STEP_S, TOKEN_S, CheckExecutor
 from mcjax.backends.check.faults import FaultCounts, Faults
-from mcjax.backends.check.store import ByteStore
+from mcjax.backends.check.network import CheckNetwork
+from mcjax.backends.check.store import ByteStore, DiskStore
 from mcjax.backends.check.transport import LATENCY_S, CheckTransport
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
@@ -30,9 +31,12 @@ class Sizes:
     block_tokens: int = 4
     pages: int = 48
     pool_blocks: int = 64
+    ssd_blocks: int | None = None
     max_batch: int = 4
     chunk_tokens: int = 12
     max_context_tokens: int = 160
+    nics: int = 1
+    """Of each node; several are told apart."""
 
 
 class CheckWorld:
@@ -53,9 +57,15 @@ class CheckWorld:
         self._faults = faults
         self._rng = rng
         self._format = KVFormat("digests", sizes.block_tokens, (KVGroup(bytes_per_token=ENTRY_BYTES),))
+        self.disks: dict[str, DiskStore] = {}
+        """By the nodes' names; those of the dead until a node that joins has taken over what they left."""
+        self.outages_ns: dict[str, int] = {}
+        """Until when a node's SSD refuses everything."""
+        self.network = CheckNetwork(sizes.nics, faults, self.counts, rng) if sizes.nics > 1 else None
+        """Where nodes have several NICs."""
         self._transports: list[Transport] = [
-            CheckTransport("device", lambda a, b: a.node == b.node, faults, self.counts, rng),
-            CheckTransport("network", lambda a, b: a.node != b.node, faults, self.counts, rng),
+            CheckTransport("device", lambda a, b: a.node == b.node, faults, self.counts, rng, self.outages_ns),
+            self.network or CheckTransport("network", lambda a, b: a.node != b.node, faults, self.counts, rng),
         ]
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -68,11 +78,15 @@ class CheckWorld:
         return self._format
 
     def cost(self) -> CostModel:
-        step_ns = round(sum(STEP_S) / 2 * 1e9)
-        return Fitted("check", round(TOKEN_S * 1e12), 0, step_ns, round(TOKEN_S * 1e9), 0)
+        step_s = sum(STEP_S) / 2
+        token_s = TOKEN_S + step_s / self._sizes.chunk_tokens
+        return Fitted("check", round(token_s * 1e12), 0, round(step_s * 1e9), round(TOKEN_S * 1e9), 0)
 
     def link(self) -> tuple[float, float]:
         return 1e6, sum(LATENCY_S) / 2
+
+    def ssd(self) -> tuple[float, float] | None:
+        return None if self._sizes.ssd_blocks is None else self.link()
 
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
         pass
@@ -90,6 +104,15 @@ class CheckWorld:
 
     def pool_store(self, node: str) -> ByteStore:
         return ByteStore(node, Tier.DRAM, self._sizes.pool_blocks, self._format.block_bytes)
+
+    def ssd_store(self, node: str) -> DiskStore | None:
+        """A node that joins after another has died is given that one's disk."""
+        if self._sizes.ssd_blocks is None:
+            return None
+        dead = next((name for name, disk in self.disks.items() if disk.left is not None), None)
+        found = None if dead is None else self.disks.pop(dead).left
+        disk = self.disks[node] = DiskStore(node, self._sizes.ssd_blocks, self._format.block_bytes, found)
+        return disk
 
     def transports(self) -> list[Transport]:
         return self._transports

@@ -25,8 +25,8 @@ async def calibrate(prefill: JaxExecutor, decode: JaxExecutor, recorder: Recorde
     Medians of a few, after warm-up. Overwrites pages: call it before anyone owns one. The constants are recorded as the
     only outcome of the mechanism `calibration`, so that a replay estimates with the same ones.
     """
-    chunk_ns = await prefill.on_thread(lambda: _chunk_ns(prefill))
-    one_ns, full_ns, far_ns = await decode.on_thread(lambda: _step_ns(decode))
+    chunk_ns = await prefill.on_thread(lambda: time_chunks(prefill))
+    one_ns, full_ns, far_ns = await decode.on_thread(lambda: time_steps(decode))
     found = fit(prefill.geometry, chunk_ns, (one_ns, full_ns), far_ns)
     recorder.outcome(0, "calibration", 0, dataclasses.asdict(found))
     return found
@@ -60,8 +60,8 @@ def _pages(geometry: Geometry) -> list[int]:
     return [page % geometry.pages for page in range(geometry.table_width)]
 
 
-def _chunk_ns(executor: JaxExecutor) -> tuple[float, float]:
-    """A full chunk at the (start, end) of the context."""
+def time_chunks(executor: JaxExecutor) -> tuple[float, float]:
+    """Nanoseconds of a full chunk at the (start, end) of the context. On the executor's thread."""
     geometry = executor.geometry
     chunk = min(geometry.chunk_tokens, geometry.max_context_tokens)
 
@@ -74,8 +74,9 @@ def _chunk_ns(executor: JaxExecutor) -> tuple[float, float]:
     return at(0), at(geometry.max_context_tokens - chunk)
 
 
-def _step_ns(executor: JaxExecutor) -> tuple[float, float, float]:
-    """A step with one short context, with a full batch of them, and with a full batch of the longest ones."""
+def time_steps(executor: JaxExecutor) -> tuple[float, float, float]:
+    """Nanoseconds of a step with one short context, with a full batch of them, and with a full batch of the longest
+    ones. On the executor's thread."""
     geometry = executor.geometry
 
     def at(batch: int, start: int) -> float:

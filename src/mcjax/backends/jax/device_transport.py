@@ -3,13 +3,17 @@ on the thread of its executor, between steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mcjax.backends.jax.device_store import DevicePages
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.errors import InstanceDown
-from mcjax.transfer.base import Copy, Memory
-from mcjax.transfer.transports.threaded import Batch, Move, ThreadedTransport, checksum
+from mcjax.transfer.base import Copy, CopyResult, Memory
+from mcjax.transfer.transports.threaded import Batch, Move, ThreadedTransport, checksum, convert
 from mcjax.types import NullRecorder, Recorder
 
 
@@ -58,7 +62,7 @@ class Device(ThreadedTransport):
             self._perform(batch, index, move)
 
 
-def _gone(copy: Copy) -> tuple[bytes, ...]:
+def _gone(copy: Copy) -> CopyResult:
     executor = _executor(copy)
     raise InstanceDown(executor.name if executor else "")
 
@@ -70,21 +74,41 @@ def _executor(copy: Copy) -> JaxExecutor | None:
     return None
 
 
-def _move(copy: Copy) -> tuple[bytes, ...]:
+def _move(copy: Copy) -> CopyResult:
     source, target = copy.source.memory, copy.target.memory
     if isinstance(source, DevicePages) and isinstance(target, DevicePages):
         source.executor.copy_pages(copy.source.slots, copy.target.slots)
-        blocks = source.executor.read_pages(copy.target.slots) if copy.checksum else ()
-    elif isinstance(source, DevicePages):
-        host = target.buffer()
-        assert host is not None  # `reaches` said so when the batch came in
-        blocks = source.executor.read_pages(copy.source.slots)
-        for slot, block in zip(copy.target.slots, blocks, strict=True):
-            host[slot] = block
-    else:
-        assert isinstance(target, DevicePages)
-        host = source.buffer()
-        assert host is not None
-        blocks = host[list(copy.source.slots)]
+        return CopyResult(checksums=_sums(copy, source.executor.read_pages(copy.target.slots) if copy.checksum else ()))
+    if isinstance(source, DevicePages):
+        return _off_device(copy, source, target)
+    assert isinstance(target, DevicePages)
+    return _onto_device(copy, source, target)
+
+
+def _off_device(copy: Copy, source: DevicePages, target: Memory) -> CopyResult:
+    host = target.buffer()
+    assert host is not None  # `reaches` said so when the batch came in
+    blocks = source.executor.read_pages(copy.source.slots)
+    for slot, block in zip(copy.target.slots, blocks, strict=True):
+        host[slot] = convert(block, source, target)
+    if source.packer.name == target.packer.name:
+        return CopyResult(checksums=_sums(copy, blocks))
+    return CopyResult(checksums=_sums(copy, blocks), converted=_sums(copy, (host[slot] for slot in copy.target.slots)))
+
+
+def _onto_device(copy: Copy, source: Memory, target: DevicePages) -> CopyResult:
+    host = source.buffer()
+    assert host is not None
+    blocks = host[list(copy.source.slots)]
+    if source.packer.name == target.packer.name:
         target.executor.write_pages(copy.target.slots, blocks)
+        return CopyResult(checksums=_sums(copy, blocks))
+    whole = np.empty((len(blocks), target.block_bytes), np.uint8)
+    for row, block in zip(whole, blocks, strict=True):
+        row[:] = convert(block, source, target)
+    target.executor.write_pages(copy.target.slots, whole)
+    return CopyResult(checksums=_sums(copy, blocks), converted=_sums(copy, whole))
+
+
+def _sums(copy: Copy, blocks: Iterable[NDArray[np.uint8]]) -> tuple[bytes, ...]:
     return tuple(checksum(block) for block in blocks) if copy.checksum else ()

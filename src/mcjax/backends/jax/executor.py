@@ -14,14 +14,18 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
+import jax
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from mcjax import aio
+from mcjax.backends.answers import finished, post
 from mcjax.backends.jax.pages import Pages, one_line
 from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.plans import Call, Plan
@@ -41,15 +45,19 @@ def _nobody() -> None:
     """Nobody waits for the job."""
 
 
+Answered = Callable[[Progress | Failure, int], None]
+"""`(answer, losses)`: what came of a plan, and how often the pages had been lost by then."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Order:
-    """A plan for the thread, and whom to tell."""
+    """A plan for the thread, and whom to tell, on that thread."""
 
     plan: Plan
     losses: int
     """Losses of the pages that whoever made the plan knew of."""
-    deliver: Callable[[Progress | Failure, int], None]
-    clock: aio.WallClock
+    answered: Answered
+    now_ns: Callable[[], int]
     on_step: OnStep | None
 
 
@@ -114,16 +122,12 @@ class JaxExecutor:
         thread has died. If cancelled, it still waits for the step under way: the pages are the caller's again when
         this returns.
         """
-        if self._running:
-            raise ValueError(f"{self.name} runs one plan at a time")
-        packed = Plan.of(plan, max_steps, self._programs.geometry)
         future: asyncio.Future[Progress] = asyncio.get_running_loop().create_future()
         call, clock = self._calls, cast("aio.WallClock", aio.clock())
 
         def deliver(answer: Progress | Failure, losses: int) -> None:
             if future.done():  # told that the instance is down; what came of it after all is nobody's
                 return
-            self._running = False
             if isinstance(answer, Progress):
                 self._busy_ns += int(answer.ends_ns[-1]) - answer.start_ns
                 self._recorder.outcome(clock.now_ns(), self.name, call, encode_progress(answer))
@@ -137,15 +141,32 @@ class JaxExecutor:
             if on_step is not None and not future.done():
                 on_step(step, tokens, end_ns)
 
+        told = None if on_step is None else partial(post, clock, tell)
+        self.begin(plan, max_steps, partial(post, clock, deliver), clock.wall_ns, told)
+        self._calls += 1
+        return await finished(future, self.interrupt)
+
+    def begin(
+        self,
+        plan: StepPlan,
+        max_steps: int,
+        answered: Answered,
+        now_ns: Callable[[], int],
+        on_step: OnStep | None = None,
+    ) -> None:
+        """`run` for a caller without a loop: returns at once, and leaves no trace in the log. `answered` and `on_step`
+        are called on the executor's thread, `answered` again if the thread was given up before; times are those of
+        `now_ns()`. Raises what `run` raises before it suspends."""
+        if self._running:
+            raise ValueError(f"{self.name} runs one plan at a time")
+        packed = Plan.of(plan, max_steps, self._programs.geometry)
         self._interrupted.clear()
         with self._wake:
             if self._closing:
                 raise InstanceDown(self.name)
-            self._calls += 1
             self._running = True
-            self._order = _Order(packed, self.losses_told, deliver, clock, None if on_step is None else tell)
+            self._order = _Order(packed, self.losses_told, answered, now_ns, on_step)
             self._wake.notify()
-        return await _finished(future, self.interrupt)
 
     def interrupt(self) -> None:
         """Stop at the next step boundary. Does nothing when idle."""
@@ -164,6 +185,16 @@ class JaxExecutor:
     def geometry(self) -> Geometry:
         """The fixed sizes of this executor's programs."""
         return self._programs.geometry
+
+    @property
+    def block_layout(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of one page as it leaves the device, whatever kernels want on it."""
+        return self._programs.block_shape, self._programs.block_dtype
+
+    @property
+    def block_sharding(self) -> jax.sharding.Sharding:
+        """How blocks lie on the executor's devices."""
+        return Place.of(self._device).blocks(self._programs.config)
 
     @property
     def compile_count(self) -> int:
@@ -201,10 +232,10 @@ class JaxExecutor:
                 done = (job(), None)
             except Exception as problem:
                 done = (None, problem)
-            _post(clock, answer, *done)
+            post(clock, answer, *done)
 
-        self.submit_host(work, lambda: _post(clock, answer, None, InstanceDown(self.name)))
-        return await _finished(future, lambda: None)
+        self.submit_host(work, lambda: post(clock, answer, None, InstanceDown(self.name)))
+        return await finished(future, lambda: None)
 
     def submit_host(self, job: Callable[[], None], refused: Callable[[], None] = _nobody) -> None:
         """Run `job` on the executor's thread before the next step begins, in order of submission.
@@ -236,9 +267,9 @@ class JaxExecutor:
             if not future.done():
                 future.set_result(None)
 
-        if self._leave(lambda: _post(clock, end)):
+        if self._leave(lambda: post(clock, end)):
             timer = clock.call_at_ns(clock.wall_ns() + round(patience_s * NS_PER_S), end)
-            await _finished(future, lambda: None)
+            await finished(future, lambda: None)
             timer.cancel()
         self._join(1.0 if self._ended else 0.0)  # it has said its last words, or never will
 
@@ -275,6 +306,14 @@ class JaxExecutor:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy page to page on the device. No page may be both."""
         self._pages.copy(sources, targets)
+
+    def gather_pages(self, slots: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        """Copies of these pages that stay on the device: see `Pages.gather`."""
+        return self._pages.gather(slots)
+
+    def scatter_pages(self, slots: Sequence[int], blocks: Array) -> None:
+        """Overwrite pages with blocks that are on the device: see `Pages.scatter`."""
+        self._pages.scatter(slots, blocks)
 
     def step(self, call: Call) -> NDArray[np.int32]:
         """One call of the model and its sampler, one synchronisation; `[B, 2]` of `sampling.sample`, or what
@@ -325,8 +364,8 @@ class JaxExecutor:
                 lost = self.losses != order.losses
                 what = f"executor {self.name}: {one_line(problem)}" + ("; its pages are lost" if lost else "")
                 answer = ExecutorFailed(what, lost)
-            _post(order.clock, order.deliver, answer, self.losses)
-            self._under_way = None
+            self._under_way, self._running = None, False
+            order.answered(answer, self.losses)
 
     def _tell_all(self) -> None:
         """Whoever still waits for the thread hears that it is gone."""
@@ -337,8 +376,9 @@ class JaxExecutor:
             last_words, self._last_words = self._last_words, []
             self._host_jobs.clear()
             self._order = self._under_way = None
+        self._running = False
         for order in orders:
-            _post(order.clock, order.deliver, InstanceDown(self.name), self.losses)
+            order.answered(InstanceDown(self.name), self.losses)
         for say in (*refused, *last_words):
             say()
 
@@ -358,13 +398,13 @@ class JaxExecutor:
                 raise
 
     def _run_plan(self, order: _Order) -> Progress:
-        plan, clock, on_step = order.plan, order.clock, order.on_step
+        plan, now_ns, on_step = order.plan, order.now_ns, order.on_step
         ends_ns: list[int] = []
         self._prepare_step(order)
-        start_ns = clock.wall_ns()
+        start_ns = now_ns()
         while True:
             steps = self._compute(plan, plan.max_steps - len(ends_ns))
-            end_ns = clock.wall_ns()  # of all of them: tokens of fused steps are there together
+            end_ns = now_ns()  # of all of them: tokens of fused steps are there together
             for number, answers in enumerate(steps):
                 if number > 0:
                     plan.advance()
@@ -373,7 +413,7 @@ class JaxExecutor:
                 self.tally.add(plan)
                 ends_ns.append(end_ns)
                 if on_step is not None:
-                    _post(clock, on_step, len(ends_ns) - 1, plan.last_tokens(), end_ns)
+                    on_step(len(ends_ns) - 1, plan.last_tokens(), end_ns)
                 if plan.finished or plan.failed:  # what was computed beyond is computed again by whoever goes on
                     break
             if len(ends_ns) == plan.max_steps or plan.finished or plan.failed or self._interrupted.is_set():
@@ -405,24 +445,3 @@ class JaxExecutor:
             raise problem
         if self.losses != order.losses:
             raise RuntimeError("a page copy before this step has cost what the pages held")
-
-
-def _post(clock: aio.Clock, callback: Callable[..., object], *args: Any) -> None:
-    # A closed loop refuses the post: then nobody is left to be told.
-    with contextlib.suppress(RuntimeError):
-        clock.post(callback, *args)
-
-
-async def _finished(future: asyncio.Future[Any], hurry: Callable[[], None]) -> Any:
-    """The future's result. Cancelling does not leave early: `hurry()` is called, and the end awaited, first."""
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await aio.first_of([future])
-        except asyncio.CancelledError as request:
-            cancelled = request
-            hurry()
-    if cancelled is not None:
-        future.exception()
-        raise cancelled
-    return future.result()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from mcjax.backends.jax.placement import Device, Place
@@ -55,7 +56,7 @@ class Pages:
         return made
 
     def read(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """`[n, page_bytes]`: a copy of the bytes of these pages."""
+        """`[n, page_bytes]`: a copy of the bytes of these pages, as canonical blocks."""
         gather = self._programs.on(self._device).gather
         blocks = np.empty((len(slots), self._programs.page_bytes), dtype=np.uint8)
         for first, part in self._parts(slots):
@@ -68,7 +69,7 @@ class Pages:
         programs, scatter = self._programs, self._programs.on(self._device).scatter
         wide = programs.geometry.move_pages
         for first, part in self._parts(slots):
-            staged = np.zeros((wide, *programs.page_shape), dtype=programs.dtype)
+            staged = np.zeros((wide, *programs.block_shape), dtype=programs.block_dtype)
             staged.reshape(wide, -1).view(np.uint8)[: len(part)] = blocks[first : first + len(part)]
             with self.consumed() as pages:
                 # The device may read the staged buffer in place: nothing may be reused before it is done.
@@ -84,9 +85,27 @@ class Pages:
                 self.replace(duplicate(pages, self._padded(part), self._padded(there)))
                 jax.block_until_ready(self._array)
 
+    def gather(self, slots: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        """Copies of these pages, on the device, part by part: how many pages, and `[W, L, 2, page, Hkv, D]` that begin
+        with them.
+
+        New arrays, which nothing done to the pages later changes.
+        """
+        gather = self._programs.on(self._device).gather
+        for _, part in self._parts(slots):
+            yield len(part), gather(self.held(), self._padded(part))
+
+    def scatter(self, slots: Sequence[int], blocks: Array) -> None:
+        """Overwrite up to `W` pages with the first of `blocks` (`[W, L, 2, page, Hkv, D]`, spread as `gather`'s
+        are). Returns when it is done."""
+        with self.consumed() as pages:
+            self.replace(self._programs.on(self._device).scatter(pages, self._padded(slots), blocks))
+            jax.block_until_ready(self._array)
+
     def poison(self, slots: Sequence[int]) -> None:
         """Overwrite these pages with NaN."""
-        nan = np.full((len(slots), *self._programs.page_shape), self._programs.unwritten, dtype=self._programs.dtype)
+        programs = self._programs
+        nan = np.full((len(slots), *programs.block_shape), programs.unwritten, dtype=programs.block_dtype)
         self.write(slots, nan.reshape(len(slots), -1).view(np.uint8))
 
     def drop(self) -> None:

@@ -1,7 +1,12 @@
-"""Where the arrays of one instance lie: on a device, or spread over a few along the axis `tensor`."""
+"""Where the arrays of one instance lie: on a device, or spread over a few along the axes `tensor` and `group`.
+
+`tensor` is as long as there are devices, but no longer than there are key heads; the devices that are left over share a
+key head along `group`. Key heads and their pages are spread over `tensor`, everything else that is spread over both.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +14,18 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as MemoryLayout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from mcjax.kernels.base import GROUP, TENSOR, Site
+from mcjax.kernels.choice import Layout
+from mcjax.kernels.target import Target
 from mcjax.models.llama import LlamaConfig
 from mcjax.models.sharding import PAGES, axes_of
 
 Device: TypeAlias = Any
 """A `jax.Device`, which type checkers take for a variable."""
-
-TENSOR = "tensor"
 
 
 @dataclass(frozen=True)
@@ -41,27 +49,54 @@ class Place:
     @cached_property
     def whole(self) -> jax.sharding.Sharding:
         """Everything on every device."""
-        return self._spread(())
+        if self.size == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(Mesh(np.array(self.devices), (TENSOR,), axis_types=(AxisType.Auto,)), PartitionSpec())
 
     def weight(self, path: Sequence[Any], config: LlamaConfig) -> jax.sharding.Sharding:
         """Where a parameter lies, by its path in the model."""
         return self._cut(axes_of(path), config)
 
-    def pages(self, config: LlamaConfig) -> jax.sharding.Sharding:
+    def pages(self, config: LlamaConfig, layout: Layout) -> jax.sharding.Sharding:
         """Where KV pages lie."""
-        return self._cut(PAGES, config)
+        return self._cut(PAGES[layout], config)
+
+    def pages_format(self, config: LlamaConfig, layout: Layout) -> Any:
+        """And how they lie there in memory, where kernels depend on it: see `KVPages.formats`."""
+        sharding = self.pages(config, layout)
+        if layout == "tokens_first" or self.platform == "cpu":
+            return sharding
+        return Format(MemoryLayout(tuple(range(len(PAGES[layout])))), sharding)
+
+    def blocks(self, config: LlamaConfig) -> jax.sharding.Sharding:
+        """Where canonical blocks lie, on their way out and in."""
+        return self._cut(PAGES["tokens_first"], config)
+
+    def site(self, config: LlamaConfig) -> Site:
+        """What kernels have to know of the place."""
+        return Site(Target.of(self.devices[0]), None if self.size == 1 else self._mesh(config))
+
+    @property
+    def platform(self) -> str:
+        return self.devices[0].platform
 
     def _cut(self, axes: Sequence[str | None], config: LlamaConfig) -> jax.sharding.Sharding:
-        sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "d_ff": config.d_ff, "vocab": config.vocab}
-        # What does not go evenly lies on every device: key heads fewer than devices, an odd vocabulary.
-        return self._spread([axis if axis in sizes and sizes[axis] % self.size == 0 else None for axis in axes])
-
-    def _spread(self, axes: Sequence[str | None]) -> jax.sharding.Sharding:
         if self.size == 1:
-            return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self._mesh, PartitionSpec(*(None if axis is None else TENSOR for axis in axes)))
+            return self.whole
+        mesh = self._mesh(config)
+        sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "d_ff": config.d_ff, "vocab": config.vocab}
 
-    @cached_property
-    def _mesh(self) -> Mesh:
+        def over(axis: str | None) -> tuple[str, ...] | None:
+            if axis not in sizes:
+                return None
+            names = (TENSOR,) if axis == "kv_heads" else (TENSOR, GROUP)
+            # What does not go evenly, such as an odd vocabulary, lies on every device.
+            return names if sizes[axis] % math.prod(mesh.shape[name] for name in names) == 0 else None
+
+        return NamedSharding(mesh, PartitionSpec(*map(over, axes)))
+
+    def _mesh(self, config: LlamaConfig) -> Mesh:
+        tensor = math.gcd(self.size, config.kv_heads)
         # Auto: the compiler finds the way from how weights and pages lie; explicit axes would bind every operation.
-        return Mesh(np.array(self.devices), (TENSOR,), axis_types=(AxisType.Auto,))
+        devices = np.array(self.devices).reshape(tensor, self.size // tensor)
+        return Mesh(devices, (TENSOR, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
 from mcjax.backends.jax.buckets import ladder, smallest
@@ -26,8 +26,10 @@ from mcjax.backends.jax.memory import NEW_PAGES
 from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.errors import ConfigError
-from mcjax.kernels.attention.dispatch import paged_attention
-from mcjax.kernels.attention.pages import page_dtype
+from mcjax.kernels.attention.pages import block_dtype, page_dtype
+from mcjax.kernels.base import Attention
+from mcjax.kernels.choice import KernelChoice
+from mcjax.kernels.sets import kernel_set
 from mcjax.models.llama import Llama, LlamaConfig
 
 HEADER = 2
@@ -98,25 +100,42 @@ def pack_row(
 
 
 class Programs:
-    """A model's step and page functions for one geometry; `on(device)` compiles them. Shared by all executors."""
+    """A model's step and page functions for one geometry; `on(device)` compiles them. Shared by all executors.
 
-    def __init__(self, model: Llama, geometry: Geometry, attention: str = "blockwise"):
+    The model may be abstract (`nnx.eval_shape`): then its programs compile, also for devices that are not there
+    (`platform` names theirs), and cannot be run.
+    """
+
+    def __init__(
+        self, model: Llama, geometry: Geometry, kernels: KernelChoice | None = None, platform: str | None = None
+    ):
         self.config: LlamaConfig = model.config
         self.geometry = geometry
-        self.page_shape = model.config.page_shape(geometry.page_tokens)
-        self.dtype: np.dtype[Any] = page_dtype(model.config.dtype)
-        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.dtype)
-        """NaN, as the pages hold it."""
-        self.page_bytes = int(np.prod(self.page_shape)) * self.dtype.itemsize
+        self.kernels = kernels or KernelChoice()
+        platform = platform or jax.default_backend()
+        self._flat = platform == "cpu"
+        self.block_shape = model.config.page_shape(geometry.page_tokens)
+        """Of a page as it leaves the device."""
+        self.block_dtype: np.dtype[Any] = block_dtype(model.config.dtype, platform)
+        self.page_dtype: np.dtype[Any] = page_dtype(model.config.dtype, self.kernels.pages, platform)
+        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.block_dtype)
+        """NaN, as blocks hold it."""
+        self.page_bytes = int(np.prod(self.block_shape)) * self.block_dtype.itemsize
         self._graph, state = nnx.split(model)
         found, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self.leaves = [leaf for _, leaf in found]
         self.paths = [path for path, _ in found]
-        self._attend = paged_attention(attention)
         self._lock = threading.Lock()
         self._places: dict[Place, DevicePrograms] = {}
 
-    def new_pages(self, where: Device | Place) -> Float[Array, "P+1 L 2 page Hkv D"]:
+    def pages_shape(self, count: int) -> tuple[int, ...]:
+        """Of an array of so many pages, as kernels want it."""
+        layers, both, page_tokens, kv_heads, head_dim = self.block_shape
+        if self.kernels.pages == "heads_first":
+            return count, layers, both, kv_heads, page_tokens, head_dim
+        return count, *self.block_shape
+
+    def new_pages(self, where: Device | Place) -> Shaped[Array, "P+1 L 2 ..."]:
         """Pages and the scratch page, all NaN: whoever reads what nobody wrote shows it."""
         return self.on(where).new_pages()
 
@@ -131,17 +150,18 @@ class Programs:
     def logits(
         self,
         width: int,
+        attend: Attention,
         weights: list[Array],
-        pages: Float[Array, "P+1 L 2 page Hkv D"],
+        pages: Shaped[Array, "P+1 L 2 ..."],
         rows: Int[Array, "B R"],
-    ) -> tuple[Float[Array, "B V"], Float[Array, "P+1 L 2 page Hkv D"]]:
+    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P+1 L 2 ..."]]:
         """The model's step for packed rows (`pack_row`)."""
         model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
         lengths, starts = rows[:, 0], rows[:, 1]
         tokens, table = rows[:, HEADER : HEADER + width], rows[:, HEADER + width :]
         step = jnp.arange(width, dtype=jnp.int32)[None, :]
         positions = jnp.where(step < lengths[:, None], starts[:, None] + step, -1)
-        return model(tokens, positions, pages, table, lengths, self._attend)
+        return model(tokens, positions, pages, table, lengths, attend, self._flat)
 
 
 class DevicePrograms:
@@ -154,11 +174,13 @@ class DevicePrograms:
         self.place = place
         config = programs.config
         self.weights = [
-            jax.device_put(leaf, place.weight(path, config))
-            for leaf, path in zip(programs.leaves, programs.paths, strict=True)
+            _laid(leaf, place.weight(path, config)) for leaf, path in zip(programs.leaves, programs.paths, strict=True)
         ]
         self._programs = programs
-        self._paged = place.pages(config)
+        self._kernels = kernel_set(programs.kernels, place.site(config))
+        self._pages_sharding = place.pages(config, self._kernels.pages)
+        self._paged = place.pages_format(config, self._kernels.pages)
+        self._blocks = place.blocks(config)
         self._lock = threading.Lock()
         self.compiled: dict[str, Any] = {}
         """`jax.stages.Compiled` of each, by name."""
@@ -166,8 +188,8 @@ class DevicePrograms:
     @property
     def page_bytes(self) -> int:
         """Of one page, as far as it lies on each device of the place."""
-        shape = (1, *self._programs.page_shape)
-        return int(np.prod(self._paged.shard_shape(shape))) * self._programs.dtype.itemsize
+        shape = self._programs.pages_shape(1)
+        return int(np.prod(self._pages_sharding.shard_shape(shape))) * self._programs.page_dtype.itemsize
 
     @property
     def count(self) -> int:
@@ -197,16 +219,16 @@ class DevicePrograms:
         """`(pages, slots [W]) -> [W, L, 2, page, Hkv, D]`"""
 
         def take(pages: Array, slots: Array) -> Array:
-            return pages[slots]
+            return _bits(self._kernels.kv_pack.pack(pages, slots), self._programs.block_dtype)
 
-        return self._get("gather", lambda name: self._jit(name, take, out=self._paged).lower(*self._move()[:2]))
+        return self._get("gather", lambda name: self._jit(name, take, out=self._blocks).lower(*self._move()[:2]))
 
     @property
     def scatter(self) -> Callable[..., Array]:
         """`(pages, slots [W], blocks [W, L, 2, page, Hkv, D]) -> pages`"""
 
         def put(pages: Array, slots: Array, blocks: Array) -> Array:
-            return pages.at[slots].set(blocks)
+            return self._kernels.kv_pack.unpack(pages, slots, _bits(blocks, self._programs.page_dtype))
 
         return self._get("scatter", lambda name: self._jit(name, put, out=self._paged, donate=0).lower(*self._move()))
 
@@ -216,7 +238,7 @@ class DevicePrograms:
         spec = self._pages(self._programs.geometry.pages + 1)
 
         def fill() -> Array:
-            return jnp.full(spec.shape, self._programs.unwritten, spec.dtype)
+            return jnp.full(spec.shape, self._programs.unwritten.view(spec.dtype), spec.dtype)
 
         return self._get(NEW_PAGES, lambda name: self._jit(name, fill, out=self._paged).lower())
 
@@ -254,14 +276,15 @@ class DevicePrograms:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.place.whole)
 
     def _pages(self, count: int) -> jax.ShapeDtypeStruct:
-        shape = (count, *self._programs.page_shape)
-        return jax.ShapeDtypeStruct(shape, self._programs.dtype, sharding=self._paged)
+        programs = self._programs
+        return jax.ShapeDtypeStruct(programs.pages_shape(count), programs.page_dtype, sharding=self._paged)
 
     def _model(self, name: str, batch: int, width: int) -> Any:
         geometry = self._programs.geometry
         rows = self._spec((batch, HEADER + width + geometry.table_width), jnp.int32)
         out = (self.place.whole, self._paged)
-        function = self._jit(name, partial(self._programs.logits, width), out, donate=1)
+        attend = self._kernels.decode if width == 1 else self._kernels.prefill
+        function = self._jit(name, partial(self._programs.logits, width, attend), out, donate=1)
         return function.lower(self.weights, self._pages(geometry.pages + 1), rows)
 
     def _fused(self, name: str, batch: int) -> Any:
@@ -270,7 +293,7 @@ class DevicePrograms:
         def steps(weights: list[Array], pages: Array, rows: Array, words: Array, temperatures: Array) -> Any:
             def one(state: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], Array]:
                 pages, rows, words = state
-                logits, pages = programs.logits(1, weights, pages, rows)
+                logits, pages = programs.logits(1, self._kernels.decode, weights, pages, rows)
                 picked = sample(logits, words, temperatures)
                 # One position further, feeding what came out; rows of padding, whose length is 0, stay where they are.
                 rows = rows.at[:, 1].add(rows[:, 0]).at[:, HEADER].set(picked[:, 0])
@@ -296,6 +319,18 @@ class DevicePrograms:
         return self._jit(name, sample_fully, self.place.whole).lower(logits, words, numbers)
 
     def _move(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        geometry = self._programs.geometry
-        slots = self._spec((geometry.move_pages,), jnp.int32)
-        return self._pages(geometry.pages + 1), slots, self._pages(geometry.move_pages)
+        programs, wide = self._programs, self._programs.geometry.move_pages
+        blocks = jax.ShapeDtypeStruct((wide, *programs.block_shape), programs.block_dtype, sharding=self._blocks)
+        return self._pages(programs.geometry.pages + 1), self._spec((wide,), jnp.int32), blocks
+
+
+def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> Any:
+    """A parameter where it belongs, be it an abstract one."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return jax.device_put(leaf, sharding)
+
+
+def _bits(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The same bits as another type of the same width."""
+    return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import jax
 
 from mcjax import aio
-from mcjax.backends.base import WorldInputs
+from mcjax.backends.at_rest import at_rest
+from mcjax.backends.base import Tiers, WorldInputs
 from mcjax.backends.jax.buckets import chunks, doublings, padding
 from mcjax.backends.jax.calibrate import calibrate, measure_link
 from mcjax.backends.jax.compilation import AUTO, Watch, use_cache
@@ -20,18 +22,25 @@ from mcjax.backends.jax.device_transport import Device
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.judge import Judge, reference_geometry
 from mcjax.backends.jax.memory import DeviceMemory, array_bytes, workspace_bytes
+from mcjax.backends.jax.mesh_transport import Mesh
 from mcjax.backends.jax.meshes import allot, check_divides, read_meshes
 from mcjax.backends.jax.numerics import NUMERICS, TOLERANCES
+from mcjax.backends.jax.packers import compiled_packer
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.backends.jax.sizing import buckets_of, device_name, pages_that_fit, widths_for
+from mcjax.backends.jax.ssd_tier import SsdTier
 from mcjax.backends.jax.tally import wasted
 from mcjax.backends.jax.warm_up import warm_up_jobs
 from mcjax.cost.base import CostModel
 from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import InstanceParts
+from mcjax.engine.cluster_spec import node_of
 from mcjax.errors import ConfigError
-from mcjax.kvpool.stores.dram import DramStore
+from mcjax.kernels.choice import KernelChoice
+from mcjax.kvpool.base import BlockStore
+from mcjax.kvpool.keys import KeyTable
+from mcjax.kvpool.stores.host import HostStore
 from mcjax.models import catalogue
 from mcjax.models.llama import Llama
 from mcjax.transfer.base import Transport
@@ -40,6 +49,8 @@ from mcjax.types import KVFormat, NullRecorder, Recorder, Role
 
 T = TypeVar("T")
 
+_logger = logging.getLogger(__name__)
+
 
 class JaxWorld:
     """Implements `mcjax.backends.base.World` with the model of a shape: its checkpoint, or built-in weights of `seed`.
@@ -47,7 +58,8 @@ class JaxWorld:
     `pages`: device pages of each instance (None: as many as fit); `pool_blocks`: DRAM blocks of each node; `poison`:
     overwrite what is released with NaN; `roles`: of all instances to come, in the order in which they are made; `mesh`:
     devices of an instance, by role (`meshes.read_meshes`); `uncached_tokens`: of a sample of prompts, for the choice of
-    shapes. Make the world before anything else uses JAX: the number of CPU devices is fixed at its first use.
+    shapes; `tiers`: those beside plain host memory; `table`: the run's names of blocks. Make the world before anything
+    else uses JAX: the number of CPU devices is fixed at its first use.
     """
 
     name = "jax"
@@ -75,9 +87,11 @@ class JaxWorld:
         memory_share: float = 0.9,
         memory_bytes: int | None = None,
         compilation_cache: str | None = None,
-        attention: str = "blockwise",
+        kernels: KernelChoice | None = None,
         roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
         uncached_tokens: Callable[[], Sequence[int]] = lambda: (),
+        tiers: Tiers | None = None,
+        table: KeyTable | None = None,
         recorder: Recorder | None = None,
     ):
         if numerics not in NUMERICS:
@@ -114,7 +128,7 @@ class JaxWorld:
             )
         self._pool_blocks = pool_blocks
         self._poison = poison
-        self._attention = attention
+        self._kernels = kernels or KernelChoice()
         self._recorder = recorder or NullRecorder()
         sizes = read_meshes(mesh).sizes(roles)
         for size in sorted({*sizes}):
@@ -129,11 +143,17 @@ class JaxWorld:
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
         self._made: list[JaxExecutor] = []
-        self._stores: dict[str, DramStore] = {}
+        self._stores: dict[str, HostStore] = {}
         self._device = Device(self._recorder)
+        self._mesh = Mesh(self._recorder)
         self._local = Local(self._recorder)
+        self._tiers = tiers or Tiers()
+        self._rest = at_rest(self._tiers, shape, self.kv_format(), compiled_packer)
+        dram, on_ssd = self._rest.dram, self._rest.ssd
+        self._ssd = SsdTier(self._tiers, self.kv_format(), table or KeyTable(), self._recorder, on_ssd, dram.lossy)
         self._cost: CostModel | None = None
         self._link: tuple[float, float] | None = None
+        self._ssd_speed: tuple[float, float] | None = None
         self._watch = Watch(self._recorder)
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -146,7 +166,9 @@ class JaxWorld:
             for name in list(self._executors):
                 self._executors.pop(name).stop()
             self._local.close()
+            self._ssd.close()
             self._watch.close()
+            self._close_stores()
 
     def devices(self) -> list[str]:
         used = dict.fromkeys(device for place in self._groups for device in place.devices)
@@ -168,15 +190,26 @@ class JaxWorld:
             raise RuntimeError("the link is measured by prepare()")
         return self._link
 
+    def ssd(self) -> tuple[float, float] | None:
+        """The same of reading from a node's SSD; None where there is none."""
+        return self._ssd_speed
+
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
         """Make the weights, compile all that the instances will run, measure one of each kind.
 
         `instances` are those that join later too: nothing is compiled once this is done, or it is told of.
         """
+        self._ssd.open([node_of(name) for name, _ in instances])  # first, since a directory may refuse
+        if self._kernels.pallas and jax.default_backend() == "cpu":
+            keys = ", ".join(f"kernels.{key}" for key in self._kernels.pallas)
+            _logger.warning(
+                "%s=pallas: interpreted on a CPU: right, and very slow (backend.pages=128 helps: steps copy pages)",
+                keys,
+            )
         report("weights", 0.0)
         places = {name: self._place(name) for name, _ in instances}
         pages = pages_that_fit(
-            lambda geometry: Programs(self._model(), geometry, self._attention),
+            lambda geometry: Programs(self._model(), geometry, self._kernels),
             self._geometry,
             self._wanted_pages,
             [(places[name], role) for name, role in instances],
@@ -203,6 +236,7 @@ class JaxWorld:
                 for executor in (computes, decodes):
                     executor.poison(range(self._geometry.pages))
         self._link = measure_link(self._recorder)
+        self._ssd_speed = await self._ssd.measure()
         self._record_shape()
         self._watch.seal(aio.clock())
         report("ready", 1.0)
@@ -212,16 +246,18 @@ class JaxWorld:
 
     def reference(self) -> Judge:
         """What the tokens of a run are held against where they may differ from it by rounding. In no run's loop."""
-        programs = Programs(self._model(), reference_geometry(self._geometry), self._attention)
+        kernels = self._kernels if self._kernels.exact else KernelChoice()
+        programs = Programs(self._model(), reference_geometry(self._geometry), kernels)
         return Judge(programs, self._devices[0])
 
     def figures(self) -> dict[str, Any]:
-        """What `summary.json` says of this world: late compilations, memory of each instance, padding."""
+        """What `summary.json` says of this world: late compilations, memory of each instance, padding, the SSDs."""
         tallies = [executor.tally for executor in self._made]
         prefill = [tally.prefill for tally in tallies]
         decode = [tally.decode for tally in tallies]
         return {
             "compilations_after_warm_up": len(self._watch.late),
+            "host_memory": {node: self._host_memory(store) for node, store in self._stores.items()},
             "device_memory": {made.name: dataclasses.asdict(self.memory(made.name)) for made in self._made},
             "padding": {
                 "prefill": {
@@ -231,6 +267,17 @@ class JaxWorld:
                 },
                 "decode": {"batches": list(self._geometry.batches), "actual": wasted(decode)},
             },
+            "ssd": self._ssd.figures(),
+        }
+
+    @staticmethod
+    def _host_memory(store: HostStore) -> dict[str, Any]:
+        slab = store.slab
+        return {
+            "bytes": slab.nbytes,
+            "pages": slab.pages,
+            "numa_node": slab.numa_node,
+            "encoding": store.packer.name,
         }
 
     def memory(self, name: str) -> DeviceMemory:
@@ -253,6 +300,11 @@ class JaxWorld:
             "page_tokens": geometry.page_tokens,
             "pages": geometry.pages,
             "pool_blocks": self._pool_blocks,
+            "ssd_blocks": self._ssd.blocks,
+            "packers": [
+                {"name": packer.name, "lossy": packer.lossy, "packed_bytes": packer.packed_bytes}
+                for packer in (self._rest.dram, self._rest.ssd)
+            ],
             "max_batch": geometry.max_batch,
             "chunk_tokens": geometry.chunk_tokens,
             "max_context_tokens": geometry.max_context_tokens,
@@ -263,17 +315,35 @@ class JaxWorld:
     def instance(self, name: str, node: str, role: Role) -> InstanceParts:
         """The executor and the pages of `name`. One that `prepare` did not know compiles at its first step."""
         executor = self._executor(name)
-        return InstanceParts(executor, DevicePages(node, executor, self._poison))
+        pages = DevicePages(node, executor, self._poison)
+        pages.layout = self._rest.computed  # a gather hands whole blocks over, whatever the mesh
+        return InstanceParts(executor, pages)
 
-    def pool_store(self, node: str) -> DramStore:
+    def pool_store(self, node: str) -> HostStore:
         """The DRAM store of a node, allocated when first asked for."""
         if node not in self._stores:
-            block_bytes = self.kv_format().block_bytes
-            self._stores[node] = DramStore(node, self._pool_blocks, block_bytes, poison=self._poison)
+            packer, tiers = self._rest.dram, self._tiers
+            store = self._stores[node] = HostStore(
+                node,
+                self._pool_blocks,
+                packer.packed_bytes,
+                poison=self._poison,
+                packer=packer,
+                huge_pages=tiers.huge_pages,
+                numa_node=tiers.numa_node,
+            )
+            store.layout = self._rest.layout(packer)
         return self._stores[node]
 
+    def ssd_store(self, node: str) -> BlockStore | None:
+        """The SSD store of a node, in a folder of its own. Raises `StoreError` for one that cannot be used."""
+        store = self._ssd.store(node)
+        if store is not None:
+            store.layout = self._rest.layout(self._rest.ssd)
+        return store
+
     def transports(self) -> list[Transport]:
-        return [self._device, self._local]
+        return [self._device, self._local, self._mesh, *self._ssd.transports]
 
     async def remove(self, instance: str) -> None:
         """End the instance's thread after the step under way, and free its pages."""
@@ -286,7 +356,14 @@ class JaxWorld:
         for name in list(self._executors):
             await self.remove(name)
         self._local.close()
+        self._ssd.close()
         self._watch.close()
+        self._close_stores()
+
+    def _close_stores(self) -> None:
+        """Give host memory back, now that no thread is left that could read or write it. Harmless when repeated."""
+        for store in self._stores.values():
+            store.close()
 
     def _model(self) -> Llama:
         if self._loaded is None:
@@ -295,7 +372,7 @@ class JaxWorld:
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
-            self._programs = Programs(self._model(), self._geometry, self._attention)
+            self._programs = Programs(self._model(), self._geometry, self._kernels)
         return self._programs
 
     def _place(self, name: str) -> Place:
@@ -357,8 +434,10 @@ def make_world(
         memory_share=memory_share,
         memory_bytes=memory_bytes,
         compilation_cache=compilation_cache,
-        attention=inputs.attention,
+        kernels=inputs.kernels,
         roles=inputs.roles,
         uncached_tokens=inputs.uncached_tokens,
+        tiers=inputs.tiers,
+        table=inputs.table,
         recorder=inputs.recorder,
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,15 +17,21 @@ from numpy.typing import NDArray
 
 from mcjax import aio
 from mcjax.backends.progress import decode_progress
+from mcjax.backends.recovered import decode_recovered, mechanism
 from mcjax.backends.virtual import VirtualLoop
 from mcjax.cost.base import CostModel
 from mcjax.cost.padded import Padded
-from mcjax.engine.base import Capacity, InstanceParts, OnStep, Progress, StepPlan
+from mcjax.engine.base import Capacity, InstanceParts, OnStep, Progress, StepPlan, Watcher
+from mcjax.engine.cluster_spec import node_of
 from mcjax.errors import RunError
-from mcjax.kvpool.stores.slots import SlotStore
-from mcjax.transfer.base import Copy, FutureHandle, Memory, Transport, TransportStats
+from mcjax.kvpool.base import Stored
+from mcjax.kvpool.encodings.none import AsComputed
+from mcjax.kvpool.keys import KeyTable
+from mcjax.kvpool.stores.null import NullStore
+from mcjax.transfer.base import Copy, FutureHandle, Memory, Pacing, Rail, Transport, TransportStats
+from mcjax.transfer.transports.local import PACING
 from mcjax.transfer.transports.threaded import decode_results
-from mcjax.types import KVFormat, KVGroup, Recorder, Role, Tier
+from mcjax.types import KVFormat, KVGroup, Packer, Recorder, Role, Tier
 
 T = TypeVar("T")
 
@@ -99,8 +106,16 @@ class ReplayExecutor:
         return progress
 
 
+def _on_one_device(source: Memory, target: Memory) -> bool:
+    """Pages and their node's memory, or twice the same pages."""
+    tiers = (source.tier, target.tier)
+    return source.node == target.node and Tier.HBM in tiers and (source is target or tiers != (Tier.HBM, Tier.HBM))
+
+
 class ReplayTransport:
     """Answers its n-th batch with the n-th logged results; moves nothing."""
+
+    pacing: Pacing | None = None
 
     def __init__(self, name: str, reaches: Callable[[Memory, Memory], bool], log: Log):
         self.name = name
@@ -140,6 +155,47 @@ class ReplayTransport:
             handle.future.set_result(results)
 
 
+class ReplayRails(ReplayTransport):
+    """One between processes: each receiving node has a path of its own."""
+
+    def rails(self, source: Memory, target: Memory) -> Sequence[Rail]:
+        return (Rail(remote=target.node),)
+
+    def submit(self, copies: list[Copy], priority: int = 0, rail: Rail | None = None) -> FutureHandle:
+        return super().submit(copies, priority)
+
+
+class ReplaySsdStore(NullStore):
+    """Sizes only, and what the real one held when it was opened."""
+
+    def __init__(self, node: str, capacity: int, packer: Packer, lossy: bool, found: Sequence[Stored]):
+        super().__init__(node, Tier.SSD, capacity, packer.packed_bytes, packer=packer)
+        self.lossy = lossy
+        self._found = found
+        self._headers.update({stored.slot: (stored.block, stored.checksum) for stored in found})
+        self._free = [slot for slot in self._free if slot not in self._headers]
+
+    def recovered(self) -> Sequence[Stored]:
+        found, self._found = self._found, ()
+        return found
+
+
+@dataclass(slots=True)
+class ReplayPacker:
+    """Says what the real one did; what it would make of bytes nobody asks."""
+
+    name: str
+    lossy: bool
+    packed_bytes: int
+    block_bytes: int
+
+    def pack(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        raise AssertionError("a replay has no bytes")
+
+    def unpack(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        raise AssertionError("a replay has no bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the real world's mechanisms looked like (its own outcome, `world`)."""
@@ -153,6 +209,23 @@ class Shape:
     chunk_tokens: int
     max_context_tokens: int
     shares_decoded: bool
+    between: str = "local"
+    """The transport between the host memories of two nodes."""
+    ssd_blocks: int = 0
+    """Of each node's SSD; 0 where there is none."""
+    packers: Sequence[Mapping[str, Any]] = ()
+    """How blocks rest in host memory and on SSD; as computed where nothing is said."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block as it was computed."""
+        return self.bytes_per_token * self.page_tokens
+
+    def packer(self, tier: Tier) -> Packer:
+        at = 0 if tier is Tier.DRAM else 1
+        if at >= len(self.packers):
+            return AsComputed(self.block_bytes)
+        return ReplayPacker(**self.packers[at], block_bytes=self.block_bytes)
 
 
 class ReplayWorld:
@@ -162,17 +235,35 @@ class ReplayWorld:
     virtual = True
     keeps_tokens = True
 
-    def __init__(self, log: Log, recorder: Recorder):
+    def __init__(self, log: Log, recorder: Recorder, table: KeyTable):
         self.log = log
         self._recorder = recorder
+        self._table = table
+        self._ssd_stores: dict[str, ReplaySsdStore] = {}
+        self._watchers: dict[str, Watcher] = {}
+        self._dead: dict[str, None] = {}
         self._shape = Shape(**log.setting("world"))
         self.shares_decoded = self._shape.shares_decoded
         self._cost = Padded(**log.setting("calibration"))
         self._link = log.setting("link")
+        measured = log.answer("ssd", 0)
+        self._ssd = None if measured is None else measured[1]
         self._transports: list[Transport] = [
-            ReplayTransport("device", lambda a, b: a.node == b.node, log),
-            ReplayTransport("local", lambda a, b: True, log),
+            ReplayTransport("device", _on_one_device, log),
+            *self._between_nodes(log),
         ]
+        if self._shape.ssd_blocks:
+            self._transports.append(ReplayTransport("file", lambda a, b: Tier.SSD in (a.tier, b.tier), log))
+
+    def _between_nodes(self, log: Log) -> list[Transport]:
+        """Between the hosts of nodes, by copies that the engine cuts as it did; in one process also from device to
+        device."""
+        kind = ReplayTransport if self._shape.between == "local" else ReplayRails
+        between = kind(self._shape.between, lambda a, b: a.tier is Tier.DRAM is b.tier, log)
+        between.pacing = PACING
+        if kind is ReplayRails:
+            return [between]
+        return [between, ReplayTransport("mesh", lambda a, b: a is not b and a.tier is Tier.HBM is b.tier, log)]
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return VirtualLoop().run(main)
@@ -190,14 +281,44 @@ class ReplayWorld:
     def link(self) -> tuple[float, float]:
         return self._link["bytes_per_s"], self._link["latency_s"]
 
+    def ssd(self) -> tuple[float, float] | None:
+        return None if self._ssd is None else (self._ssd["bytes_per_s"], self._ssd["latency_s"])
+
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
-        """Programs that were compiled in mid-run left an event each, which no procedure makes."""
+        """What was on disk is there; what came of itself comes again: programs that were compiled in mid-run left an
+        event each, which no procedure makes; processes have gone, and others have come."""
+        for name, _ in instances:
+            self.ssd_store(node_of(name))
+        for time_ns, late in self._all("compile"):
+            aio.clock().call_at_ns(time_ns, self._compiled, time_ns, late["place"], late["what"])
+        for time_ns, death in self._all("death"):
+            aio.clock().call_at_ns(time_ns, self._died, death["instance"])
+        for time_ns, replacement in self._all("replacement"):
+            aio.clock().call_at_ns(time_ns, self._replaced, replacement["instance"], replacement["by"])
+
+    def _all(self, mechanism: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What came of itself, in order: `(time_ns, payload)`."""
         for call in itertools.count():
-            found = self.log.answer("compile", call)
+            found = self.log.answer(mechanism, call)
             if found is None:
                 return
-            time_ns, late = found
-            aio.clock().call_at_ns(time_ns, self._compiled, time_ns, late["place"], late["what"])
+            yield found
+
+    def _died(self, instance: str) -> None:
+        """An instance's process has gone."""
+        self._dead[instance] = None
+        watcher = self._watchers.get(instance)
+        if watcher is not None:
+            watcher.died()
+
+    def _replaced(self, instance: str, by: str) -> None:
+        """Another one takes its place."""
+        self._watchers[instance].replaced(by)
+
+    def _watch(self, instance: str, watcher: Watcher) -> None:
+        self._watchers[instance] = watcher
+        if instance in self._dead:
+            watcher.died()
 
     def _compiled(self, time_ns: int, place: str, what: str) -> None:
         self._recorder.event(time_ns, "compile", -1, place, detail=what)
@@ -208,12 +329,23 @@ class ReplayWorld:
         capacity = Capacity(
             shape.pages, shape.page_tokens, block_bytes, shape.max_batch, shape.chunk_tokens, shape.max_context_tokens
         )
-        pages = SlotStore(node, Tier.HBM, shape.pages, block_bytes, f"{name}.hbm")
-        return InstanceParts(ReplayExecutor(name, capacity, self.log), pages)
+        pages = NullStore(node, Tier.HBM, shape.pages, block_bytes, f"{name}.hbm")
+        return InstanceParts(ReplayExecutor(name, capacity, self.log), pages, partial(self._watch, name))
 
-    def pool_store(self, node: str) -> SlotStore:
+    def pool_store(self, node: str) -> NullStore:
+        packer = self._shape.packer(Tier.DRAM)
+        return NullStore(node, Tier.DRAM, self._shape.pool_blocks, packer.packed_bytes, packer=packer)
+
+    def ssd_store(self, node: str) -> NullStore | None:
         shape = self._shape
-        return SlotStore(node, Tier.DRAM, shape.pool_blocks, shape.bytes_per_token * shape.page_tokens)
+        if not shape.ssd_blocks:
+            return None
+        if node not in self._ssd_stores:
+            found = decode_recovered(self.log.setting(mechanism(node)), self._table)
+            packer = shape.packer(Tier.SSD)
+            lossy = packer.lossy or shape.packer(Tier.DRAM).lossy
+            self._ssd_stores[node] = ReplaySsdStore(node, shape.ssd_blocks, packer, lossy, found)
+        return self._ssd_stores[node]
 
     def transports(self) -> list[Transport]:
         return self._transports

@@ -18,7 +18,7 @@ from mcjax.cost.measured import Line, Measured
 from mcjax.cost.noisy import perturbed
 from mcjax.engine.base import Capacity, InstanceParts
 from mcjax.errors import ConfigError
-from mcjax.kvpool.stores.slots import SlotStore
+from mcjax.kvpool.stores.null import NullStore
 from mcjax.transfer.base import Memory, Transport
 from mcjax.types import NS_PER_S, KVFormat, Role, Tier
 
@@ -46,6 +46,11 @@ class MeasuredWorld:
         if inputs.block_tokens != sizes.page_tokens:
             problem = f"cost={cost.name} was measured with blocks of {sizes.page_tokens} tokens"
             raise ConfigError("kvpool.block_tokens", inputs.block_tokens, problem, [sizes.page_tokens])
+        for key in ("dram_encoding", "ssd_encoding"):
+            encoding = getattr(inputs.tiers, key)
+            if encoding != "none":
+                problem = f"cost={cost.name} was measured without: nobody knows what converting takes there"
+                raise ConfigError(f"kvpool.{key}", encoding, problem, ["none"])
         self._cost, self._machine = cost, machine
         self._scripts = inputs.scripts
         self._noise, self._seed = noise, inputs.seed
@@ -80,13 +85,16 @@ class MeasuredWorld:
         line = self._machine.copies.between_hosts
         return self._format.block_bytes * NS_PER_S / max(1, line.each_ns), line.fixed_ns / NS_PER_S
 
+    def ssd(self) -> tuple[float, float] | None:
+        return None
+
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
         pass
 
     def instance(self, name: str, node: str, role: Role) -> InstanceParts:
         sizes, copies = self._machine.sizes, self._machine.copies
         thread = HostThread(self._host)
-        pages = SlotStore(node, Tier.HBM, sizes.pages, self._format.block_bytes, f"{name}.hbm")
+        pages = NullStore(node, Tier.HBM, sizes.pages, self._format.block_bytes, f"{name}.hbm")
         self._threads.add(pages.name, thread, {"off": copies.off_device, "onto": copies.onto_device})
         capacity = Capacity(
             pages=sizes.pages,
@@ -102,8 +110,11 @@ class MeasuredWorld:
         executor = HostExecutor(name, capacity, cost, self._scripts, self._host, thread, self._machine, rng)
         return InstanceParts(executor, pages)
 
-    def pool_store(self, node: str) -> SlotStore:
-        return SlotStore(node, Tier.DRAM, self._pool_blocks, self._format.block_bytes)
+    def pool_store(self, node: str) -> NullStore:
+        return NullStore(node, Tier.DRAM, self._pool_blocks, self._format.block_bytes)
+
+    def ssd_store(self, node: str) -> None:
+        return None
 
     def transports(self) -> list[Transport]:
         return self._transports

@@ -43,6 +43,11 @@ def spine_route(source: Memory, target: Memory) -> tuple[str, ...]:
     return (*network_route(source, target), SPINE)
 
 
+def carried_bytes(copy: Copy) -> int:
+    """What a copy puts on its links."""
+    return (copy.target if copy.source.memory.tier is Tier.DRAM else copy.source).nbytes
+
+
 def same_node(source: Memory, target: Memory) -> bool:
     """What a `device` transport reaches."""
     return source.node == target.node
@@ -74,7 +79,8 @@ class Carrier(Protocol):
 class SimTransport:
     """A `Transport` that takes the time its bytes need on the links of `route` and moves nothing.
 
-    Each copy is one flow of `source.nbytes` bytes. Regions are checked when a copy is submitted and again when it has
+    Each copy is one flow. Memories of different encodings are converted between in host memory, so what crosses a link
+    are the bytes of the other side. Regions are checked when a copy is submitted and again when it has
     arrived; what went stale meanwhile ends in `StaleRegion`. There are no bytes here, hence never a checksum, and slot
     numbers lead nowhere: that they lie inside their memory is for worlds with bytes to check.
     """
@@ -108,7 +114,7 @@ class SimTransport:
                 batch.end(index, 0, problem)
                 continue
             source = copy.source
-            nbytes = source.nbytes
+            nbytes = carried_bytes(copy)
             self.counted.pending_bytes += nbytes
             links = self._ways[source.memory, copy.target.memory]
             batch.flows[self._links.start(nbytes, links, batch.arrived, priority)] = index
@@ -142,8 +148,9 @@ class SimTransport:
         if len(source.slots) != len(target.slots):
             return self._error(copy, f"{len(source.slots)} source slots, {len(target.slots)} target slots")
         here, there = source.memory, target.memory
-        if here.block_bytes != there.block_bytes:
-            return self._error(copy, f"source slots of {here.block_bytes} bytes, target slots of {there.block_bytes}")
+        whole, wanted = here.packer.block_bytes, there.packer.block_bytes
+        if whole != wanted:
+            return self._error(copy, f"source blocks of {whole} bytes, target blocks of {wanted}")
         if not self._reaches(here, there):
             return self._error(copy, f"no way from {here.name} to {there.name}")
         self._ways[here, there] = self._route(here, there)

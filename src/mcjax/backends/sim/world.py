@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from mcjax.backends.base import WorldInputs
+from mcjax.backends.at_rest import at_rest
+from mcjax.backends.base import Tiers, WorldInputs
 from mcjax.backends.sim.executor import SimExecutor
 from mcjax.backends.sim.links import LinkModel
 from mcjax.backends.sim.measured_world import MeasuredWorld
+from mcjax.backends.sim.network import SimNetwork, add_nics
 from mcjax.backends.sim.transport import (
     SPINE,
     SimTransport,
@@ -28,8 +30,9 @@ from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.noisy import perturbed
 from mcjax.engine.base import Capacity, InstanceParts
 from mcjax.errors import ConfigError
-from mcjax.kvpool.stores.slots import SlotStore
+from mcjax.kvpool.stores.null import NullStore
 from mcjax.transfer.base import Transport
+from mcjax.transfer.topology import Topology
 from mcjax.types import NS_PER_S, KVFormat, Role, Scripts, Tier
 
 T = TypeVar("T")
@@ -45,7 +48,11 @@ class SimWorld:
         pool_bytes: DRAM of a node's pool; None takes the hardware's.
         noise: spread (sigma of a log-normal factor) of what steps really take about what estimates expect.
         seed: of the noise; every instance has its own.
-        spine_bytes_per_s: what all nodes together can send to each other; None takes a spine that never blocks.
+        ssd_bytes: of a node's pool, below its DRAM; None: none.
+        encodings: how blocks rest in DRAM, and on SSD.
+        spine_bytes_per_s: what all nodes together can send to each other (where NICs are told apart: from switch to
+            switch); None takes a spine that never blocks.
+        topology: tells NICs apart; None: a node's are one.
     """
 
     name = "sim"
@@ -67,6 +74,9 @@ class SimWorld:
         noise: float = 0.0,
         seed: int = 0,
         spine_bytes_per_s: float | None = None,
+        ssd_bytes: int | None = None,
+        encodings: tuple[str, str] = ("none", "none"),
+        topology: Topology | None = None,
     ):
         self.links = LinkModel()
         if spine_bytes_per_s is not None:
@@ -88,17 +98,26 @@ class SimWorld:
             chunk_tokens=chunk_tokens,
             max_context_tokens=capacity_tokens,
         )
-        self._pool_blocks = (
-            int(hardware.host_dram_bytes if pool_bytes is None else pool_bytes) // self._format.block_bytes
+        self._at_rest = rest = at_rest(
+            Tiers(dram_encoding=encodings[0], ssd_encoding=encodings[1]), model, self._format
         )
+        dram_bytes = int(hardware.host_dram_bytes if pool_bytes is None else pool_bytes)
+        self._pool_blocks = dram_bytes // rest.dram.packed_bytes
         if self._pool_blocks < 1:
-            raise ConfigError(
-                "kvpool.dram_bytes", pool_bytes, f"less than one block of {self._format.block_bytes} bytes"
-            )
+            raise ConfigError("kvpool.dram_bytes", pool_bytes, f"less than one block of {rest.dram.packed_bytes} bytes")
+        self._ssd_blocks = None if ssd_bytes is None else int(ssd_bytes) // rest.ssd.packed_bytes
+        if self._ssd_blocks is not None and not hardware.ssd_bytes_per_s:
+            raise ConfigError("kvpool.ssd_bytes", ssd_bytes, f"hardware={hardware.name} has no SSD", ["null"])
+        self._topology = topology
         between_nodes = network_route if spine_bytes_per_s is None else spine_route
+        self.network = (
+            SimTransport(self.links, between_nodes, "network", other_node)
+            if topology is None
+            else SimNetwork(self.links, topology, spine_bytes_per_s is not None)
+        )
         self._transports: list[Transport] = [
             SimTransport(self.links, device_route, "device", same_node),
-            SimTransport(self.links, between_nodes, "network", other_node),
+            self.network,
         ]
         self._noise, self._seed = noise, seed
         self._made = 0
@@ -119,6 +138,11 @@ class SimWorld:
     def link(self) -> tuple[float, float]:
         return float(self._hardware.nic_bytes_per_s), self._hardware.nic_latency_ns / NS_PER_S
 
+    def ssd(self) -> tuple[float, float] | None:
+        if self._ssd_blocks is None:
+            return None
+        return float(self._hardware.ssd_bytes_per_s), self._hardware.ssd_latency_ns / NS_PER_S
+
     async def prepare(self, instances: list[tuple[str, Role]], report: Callable[[str, float], None]) -> None:
         pass
 
@@ -126,20 +150,35 @@ class SimWorld:
         cost = perturbed(self._cost, self._noise, self._seed + self._made)
         self._made += 1
         executor = SimExecutor(name, self._capacity, cost, self._scripts)
-        pages = SlotStore(node, Tier.HBM, self._capacity.pages, self._capacity.page_bytes, f"{name}.hbm")
+        pages = NullStore(node, Tier.HBM, self._capacity.pages, self._capacity.page_bytes, f"{name}.hbm")
+        pages.layout = self._at_rest.computed
         self.links.add(f"hbm:{pages.name}", self._hardware.hbm_bytes_per_s / 2)  # each byte is read, and written
         return InstanceParts(executor, pages)
 
-    def pool_store(self, node: str) -> SlotStore:
+    def pool_store(self, node: str) -> NullStore:
         hardware = self._hardware
         if node not in self._nodes:
             self._nodes[node] = None
             self.links.add(f"pcie:{node}", hardware.pcie_bytes_per_s, hardware.pcie_latency_ns)
-            self.links.add(f"out:{node}", hardware.nic_bytes_per_s, hardware.nic_latency_ns)
-            self.links.add(f"in:{node}", hardware.nic_bytes_per_s)
+            if self._topology is not None:
+                add_nics(self.links, node, self._topology, hardware)
+            else:
+                self.links.add(f"out:{node}", hardware.nic_bytes_per_s, hardware.nic_latency_ns)
+                self.links.add(f"in:{node}", hardware.nic_bytes_per_s)
             if hardware.ssd_bytes_per_s:
                 self.links.add(f"ssd:{node}", hardware.ssd_bytes_per_s, hardware.ssd_latency_ns)
-        return SlotStore(node, Tier.DRAM, self._pool_blocks, self._format.block_bytes)
+        dram = self._at_rest.dram
+        store = NullStore(node, Tier.DRAM, self._pool_blocks, dram.packed_bytes, packer=dram)
+        store.layout = self._at_rest.layout(dram)
+        return store
+
+    def ssd_store(self, node: str) -> NullStore | None:
+        if self._ssd_blocks is None:
+            return None
+        store = NullStore(node, Tier.SSD, self._ssd_blocks, self._at_rest.ssd.packed_bytes, packer=self._at_rest.ssd)
+        store.lossy = self._at_rest.ssd_lossy
+        store.layout = self._at_rest.layout(self._at_rest.ssd)
+        return store
 
     def transports(self) -> list[Transport]:
         return self._transports
@@ -167,6 +206,9 @@ def make_world(
         if spine_bytes_per_s is not None:
             problem = "a measured machine has no network between its nodes"
             raise ConfigError("backend.spine_bytes_per_s", spine_bytes_per_s, problem, ["null"])
+        if inputs.topology is not None:
+            problem = "a measured machine has no NICs between its nodes"
+            raise ConfigError("transfer.topology", "given", problem, ["null"])
         return MeasuredWorld(inputs, inputs.cost, noise)
     return SimWorld(
         inputs.model,
@@ -181,4 +223,7 @@ def make_world(
         noise,
         inputs.seed,
         spine_bytes_per_s,
+        inputs.tiers.ssd_bytes,
+        (inputs.tiers.dram_encoding, inputs.tiers.ssd_encoding),
+        inputs.topology,
     )

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from mcjax.kernels.attention.pages import read
+from mcjax.kernels.attention.pages import read, sizes
 from mcjax.kernels.attention.reference import MASKED_SCORE
+from mcjax.kernels.choice import Layout
 
-# All sizes were measured on two x86 cores: see docs/kernels.md.
+# All sizes were measured on two x86 cores: see docs/kernels-xla.md.
 DECODE_BLOCKS = ((4, 128), (None, 256))
 """(blocks, keys in each): small ones first, for short contexts; then larger ones, of which a long context needs few."""
 CHUNK_BLOCKS = ((None, 256),)
@@ -34,22 +35,23 @@ State: TypeAlias = tuple[Array, Array, Array]
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Shaped[Array, "P L 2 page Hkv D"],
+    pages: Shaped[Array, "P L 2 ..."],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
+    layout: Layout = "tokens_first",
 ) -> Float[Array, "B T H D"]:
     """Same contract as `reference.paged_attention`; differs from it in the last bits only."""
     batch, steps, heads, head_dim = queries.shape
-    page_tokens, kv_heads = pages.shape[3], pages.shape[4]
+    page_tokens, kv_heads = sizes(pages, layout)
     width = min(steps, TILE_TOKENS)
     tiles = -(-steps // width)
     filler = (0, tiles * width - steps)
     tiled_queries = jnp.pad(queries, ((0, 0), filler, (0, 0), (0, 0))).reshape(batch, tiles, width, heads, head_dim)
     tiled_positions = jnp.pad(positions, ((0, 0), filler), constant_values=-1).reshape(batch, tiles, width)
-    layout = _Heads(kv_heads, heads // kv_heads, head_dim, merged=steps <= MERGED_TOKENS)
-    rows = layout.queries(tiled_queries)
-    row_positions = layout.positions(tiled_positions)
+    arranged = _Heads(kv_heads, heads // kv_heads, head_dim, merged=steps <= MERGED_TOKENS)
+    rows = arranged.queries(tiled_queries)
+    row_positions = arranged.positions(tiled_positions)
     tile_last = tiled_positions.max(axis=(0, 2))  # [tiles]
     last = positions.max(axis=1)  # [B]
 
@@ -67,12 +69,13 @@ def paged_attention(
 
         def block(index: Array, state: State, first_page: int = first_page, block_pages: int = block_pages) -> State:
             page = first_page + index * block_pages
-            keys, values = read(pages, layer, jax.lax.dynamic_slice_in_dim(page_table, page, block_pages, axis=1))
+            table = jax.lax.dynamic_slice_in_dim(page_table, page, block_pages, axis=1)
+            keys, values = read(pages, layer, table, layout)
             start = page * page_tokens
             key_positions = start + jnp.arange(block_pages * page_tokens, dtype=positions.dtype)
             # A weight of zero does not silence a NaN value (0 * NaN is NaN): the value itself must go.
             values = jnp.where((key_positions <= last[:, None])[..., None, None], values, 0)
-            keys, values = layout.entries(keys), layout.entries(values)
+            keys, values = arranged.entries(keys), arranged.entries(values)
 
             def look(tile: Array | int, state: State) -> State:
                 peak, total, mixed = state
@@ -91,7 +94,7 @@ def paged_attention(
 
     _, total, mixed = state
     # The largest score of a valid row has weight exp(0) = 1, so its total is at least 1; only padding has none.
-    mixed = layout.unpacked(mixed / jnp.where(total > 0, total, 1)[..., None], width)
+    mixed = arranged.unpacked(mixed / jnp.where(total > 0, total, 1)[..., None], width)
     return mixed.reshape(batch, tiles * width, heads, head_dim)[:, :steps].astype(queries.dtype)
 
 

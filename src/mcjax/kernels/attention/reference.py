@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from mcjax.kernels.attention.pages import read
+from mcjax.kernels.attention.pages import read, sizes
+from mcjax.kernels.choice import Layout
 
 # Finite, so that a row that may see nothing (padding) gives zeros and not NaN; far below any real score.
 MASKED_SCORE = -1e30
@@ -18,10 +19,11 @@ MASKED_SCORE = -1e30
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Shaped[Array, "P L 2 page Hkv D"],
+    pages: Shaped[Array, "P L 2 ..."],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
+    layout: Layout = "tokens_first",
 ) -> Float[Array, "B T H D"]:
     """Each query attends to every key at or before its own position.
 
@@ -30,10 +32,10 @@ def paged_attention(
     so it may be NaN. `H` is a multiple of `Hkv` (grouped queries share a key head). Returns the dtype of `queries`.
     """
     batch, steps, heads, head_dim = queries.shape
-    page_tokens, kv_heads = pages.shape[3], pages.shape[4]
+    page_tokens, kv_heads = sizes(pages, layout)
     span = page_table.shape[1] * page_tokens
 
-    keys, values = read(pages, layer, page_table)  # [B, S, Hkv, D]
+    keys, values = read(pages, layer, page_table, layout)  # [B, S, Hkv, D]
     key_positions = jnp.arange(span, dtype=positions.dtype)
     written = key_positions[None, :] <= positions.max(axis=1)[:, None]  # [B, S]
     visible = key_positions[None, None, :] <= positions[:, :, None]  # [B, T, S]

@@ -22,6 +22,9 @@ class LRU:
         for block in reversed(blocks):
             move(block)
 
+    def on_extend(self, blocks: Sequence[BlockId]) -> None:
+        self.on_hit(blocks)  # or a chain's head would look older than its tail
+
     def on_remove(self, blocks: Sequence[BlockId]) -> None:
         order = self._order
         for block in blocks:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.errors import IntegrityError, PoolFull
-from mcjax.kvpool.base import Header
+from mcjax.kvpool.base import Header, Stored
+from mcjax.kvpool.encodings.none import AsComputed
 from mcjax.transfer.base import Region
-from mcjax.types import BlockId, Tier
+from mcjax.transfer.layout.describe import Layout
+from mcjax.types import BlockId, Packer, Tier
 
 
 def _nobody() -> None:
@@ -18,14 +22,25 @@ def _nobody() -> None:
 
 
 class SlotStore:
-    """Slots without bytes: the store of worlds where only sizes exist, and the base of those that hold bytes."""
+    """The books of equal slots: what every store is, whether it holds bytes or not.
 
-    def __init__(self, node: str, tier: Tier, capacity: int, block_bytes: int, name: str = ""):
+    `block_bytes` are those of a block at rest: what `packer` makes of one, as they were computed where none is given.
+    """
+
+    def __init__(
+        self, node: str, tier: Tier, capacity: int, block_bytes: int, name: str = "", packer: Packer | None = None
+    ):
+        packer = packer or AsComputed(block_bytes)
+        if packer.packed_bytes != block_bytes:
+            raise ValueError(f"{packer.name} packs into {packer.packed_bytes} bytes, slots have {block_bytes}")
         self.node = node
         self.tier = tier
         self.name = name or f"{node}.{tier}"
         self.capacity = capacity
         self.block_bytes = block_bytes
+        self.packer = packer
+        self.lossy = packer.lossy
+        self.layout: Layout | None = None
         self._free = list(range(capacity - 1, -1, -1))
         self.epoch = 0
         self._changed = [0] * capacity
@@ -60,7 +75,21 @@ class SlotStore:
         del self._free[-count:]
         return taken
 
-    def commit(self, slots: Sequence[int], blocks: Sequence[BlockId], checksums: Sequence[bytes]) -> None:
+    def stage(
+        self, slots: Sequence[int], blocks: Sequence[BlockId], checksums: Sequence[bytes], parent: BlockId | None
+    ) -> None:
+        pass
+
+    def recovered(self) -> Sequence[Stored]:
+        return ()
+
+    def commit(
+        self,
+        slots: Sequence[int],
+        blocks: Sequence[BlockId],
+        checksums: Sequence[bytes],
+        parent: BlockId | None = None,
+    ) -> None:
         self._headers.update(zip(slots, zip(blocks, checksums, strict=True), strict=True))
 
     def header(self, slot: int) -> Header | None:
@@ -81,8 +110,7 @@ class SlotStore:
             changed[slot] = epoch
         self.epoch = epoch  # last: a thread that still sees the old one will look at the slots again
         if headers:
-            for slot in released:
-                headers.pop(slot, None)
+            deque(map(headers.pop, released, repeat(None)), maxlen=0)
         if self._held:
             held = self._among_held(released)
             if held:
@@ -101,6 +129,13 @@ class SlotStore:
             self._held[region] = left
         elif self._leaving:
             self._come_back([slot for slot in dict.fromkeys(region.slots) if slot in self._leaving])
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Regions made of these slots before are stale; their owner stays."""
+        epoch = self.epoch + 1
+        for slot in slots:
+            self._changed[slot] = epoch
+        self.epoch = epoch  # last, as in `free`
 
     def _come_back(self, slots: list[int]) -> None:
         """Freed slots that a transfer has let go: they are released unless another one holds them as well."""

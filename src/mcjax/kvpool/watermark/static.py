@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcjax.errors import ConfigError
+from mcjax.kvpool.base import TierReading
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,5 @@ class Static:
             if not 0.0 < value <= most:
                 raise ConfigError(f"kvpool.watermark.{name}", value, "needs 0 < low <= high <= 1")
 
-    def levels(self, history: Sequence[float]) -> tuple[float, float]:
+    def levels(self, reading: TierReading) -> tuple[float, float]:
         return self.low, self.high

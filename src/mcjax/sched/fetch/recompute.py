@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mcjax.sched.base import Recompute, Replica
-from mcjax.types import Span
+from mcjax.sched.base import Missing, Recompute, Replica
 
 
 @dataclass(frozen=True)
 class AlwaysRecompute:
     """Compute every missing span again."""
 
-    def source(
-        self, span: Span, replicas: Sequence[Replica], recompute_s: float, rng: np.random.Generator
-    ) -> Replica | Recompute:
+    def source(self, missing: Missing, rng: np.random.Generator) -> Replica | Recompute:
         return Recompute.RECOMPUTE

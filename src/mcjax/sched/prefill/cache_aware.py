@@ -13,12 +13,15 @@ from mcjax.types import Request
 
 @dataclass(frozen=True)
 class CacheAware:
-    """Weigh the queue against the local prefix; never pull from elsewhere.
+    """Weigh the queue against the local prefix, in host memory or on the node's own SSD; never pull from elsewhere.
 
     Source: Mooncake (FAST'25), section 5.2, "local cache-aware".
     """
 
     def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
-        ttft_s = view.queue_s + view.prefill_s(view.prefix_tokens)
+        local_tokens, load_s = view.reusable()
+        ttft_s = view.queue_s + view.prefill_s(local_tokens)
+        if view.ssd is not None:
+            ttft_s += load_s
         instance = int(ttft_s.argmin())  # ties: lowest index
-        return PrefillChoice(instance, reused_tokens=int(view.prefix_tokens[instance]))
+        return PrefillChoice(instance, reused_tokens=int(local_tokens[instance]))

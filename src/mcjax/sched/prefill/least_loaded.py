@@ -21,4 +21,4 @@ class LeastLoaded:
     def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
         tied = np.flatnonzero(view.queue_s == view.queue_s.min())
         instance = int(tied[rng.integers(len(tied))])
-        return PrefillChoice(instance, reused_tokens=int(view.prefix_tokens[instance]))
+        return PrefillChoice(instance, reused_tokens=int(view.reusable()[0][instance]))

@@ -17,4 +17,4 @@ class Random:
 
     def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
         instance = int(rng.integers(len(view.names)))
-        return PrefillChoice(instance, reused_tokens=int(view.prefix_tokens[instance]))
+        return PrefillChoice(instance, reused_tokens=int(view.reusable()[0][instance]))

@@ -18,4 +18,4 @@ class RoundRobin:
     def choose(self, request: Request, view: ClusterView, rng: np.random.Generator) -> PrefillChoice:
         instance = self._turn % len(view.names)
         self._turn += 1
-        return PrefillChoice(instance, reused_tokens=int(view.prefix_tokens[instance]))
+        return PrefillChoice(instance, reused_tokens=int(view.reusable()[0][instance]))

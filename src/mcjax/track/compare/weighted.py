@@ -18,7 +18,7 @@ from mcjax.track.compare.order import BlockOrder
 from mcjax.track.metrics import CATALOGUE
 from mcjax.track.run import Run
 from mcjax.track.statistics import PERCENTILES
-from mcjax.track.summary import REQUEST_COLUMNS
+from mcjax.track.summary import HIT_COLUMNS, REQUEST_COLUMNS, delivered
 from mcjax.track.tables import chosen, integers
 from mcjax.types import NS_PER_S, RequestState
 
@@ -130,9 +130,9 @@ _RATIOS: Mapping[str, tuple[str, str, int]] = {
     "goodput_rps": ("met", "window", NS_PER_S),
     "output_tokens_per_s": ("output", "window", NS_PER_S),
     "prefix_hit_rate.token": ("hit", "prompt", 1),
-    "tokens_by_tier.dram_local": ("local", "", 1),
-    "tokens_by_tier.dram_remote": ("remote", "", 1),
+    **{f"tokens_by_tier.{tier}": (column, "", 1) for tier, column in HIT_COLUMNS.items()},
     "tokens_by_tier.computed": ("computed", "", 1),
+    "hit_tokens.delivered": ("hit", "", 1),
 }
 """Name: what is added up, what it is divided by ("" for nothing), and a factor."""
 
@@ -160,18 +160,16 @@ def _quantity(name: str, requests: Table) -> Counts:
         completed = chosen(requests, "state", [RequestState.COMPLETED.value])
         return np.where(completed, integers(requests, "output_tokens"), 0)
     started = integers(requests, "prefill_start_ns") >= 0
-    prompt, local, remote = (
-        np.where(started, integers(requests, column), 0)
-        for column in ("prompt_tokens", "local_tokens", "remote_tokens")
-    )
+    if word in HIT_COLUMNS.values():
+        return np.where(started, integers(requests, word), 0)
+    prompt = np.where(started, integers(requests, "prompt_tokens"), 0)
+    hit = np.where(started, delivered(requests), 0)
     size = int(tokens or 1)
     of_word: dict[str, Callable[[], Counts]] = {
         "prompt": lambda: prompt,
-        "local": lambda: local,
-        "remote": lambda: remote,
-        "hit": lambda: local + remote,
-        "computed": lambda: prompt - local - remote,
-        "hit_blocks": lambda: -(-(local + remote) // size),
+        "hit": lambda: hit,
+        "computed": lambda: prompt - hit,
+        "hit_blocks": lambda: -(-hit // size),
         "prompt_blocks": lambda: -(-prompt // size),
     }
     return of_word[word]()

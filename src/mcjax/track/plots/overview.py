@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mcjax.track.arrow import Table
 from mcjax.track.plots.curves import Curve, curve, latencies
+from mcjax.track.plots.hit_curves import draw_hits
 from mcjax.track.plots.instances import COLOURS, activity, rows_of
 from mcjax.track.plots.panels import log_axis, nothing, time_unit
 from mcjax.track.plots.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE
@@ -39,7 +40,12 @@ Totals = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def overview(run: Run) -> Any:
-    """A `matplotlib.figure.Figure` of four panels; save it with `figure.savefig(path)`."""
+    """A `matplotlib.figure.Figure` of four panels; save it with `figure.savefig(path)`.
+
+    Of a run of `backend=hits`, which serves no requests, its curves.
+    """
+    if "hits" in run.summary:
+        return draw_hits(run).figure
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

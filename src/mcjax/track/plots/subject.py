@@ -49,8 +49,11 @@ class Subject:
         return replace(self, groups=self.groups[:most], labels=self.labels[:most], cut=cut)
 
     def span_ns(self) -> tuple[int, int]:
-        """From and to when, in run time: as asked, and no further than the longest run. Raises `ConfigError`."""
+        """From and to when, in run time: as asked, and no further than the longest run. Raises `ConfigError`, and
+        `RunError` for runs that took no time (`backend=hits`)."""
         longest_s = max(run.summary["duration_s"] for group in self.groups for run in group.runs.values())
+        if not longest_s:
+            raise RunError("no run time passed in it: there is nothing to draw over time")
         to_s = min(self.to_s, longest_s)
         if self.from_s >= to_s:
             raise ConfigError("from_s", self.from_s, f"must be before {to_s:g}, where the picture ends")

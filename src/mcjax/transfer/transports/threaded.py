@@ -11,23 +11,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from mcjax import aio
-from mcjax.errors import BlockCorrupt, StaleRegion, TransferError
+from mcjax.errors import (
+    AccessRefused,
+    BlockCorrupt,
+    HandshakeRefused,
+    PeerLost,
+    StaleRegion,
+    TierUnavailable,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+    Unencodable,
+)
 from mcjax.transfer.base import Copy, CopyResult, FutureHandle, Memory, TransportStats
 from mcjax.types import Recorder
 
-Move = Callable[[Copy], tuple[bytes, ...]]
-"""Moves one copy's bytes, on the mechanism's thread; returns a checksum a block if the copy asks for them."""
+Move = Callable[[Copy], CopyResult]
+"""Moves one copy's bytes, on the mechanism's thread; the result has a checksum a block if the copy asks for them."""
 
-_KINDS: dict[str, type[TransferError]] = {kind.__name__: kind for kind in (TransferError, StaleRegion, BlockCorrupt)}
+_KINDS: dict[str, type[TransferError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(TransferError, StaleRegion, BlockCorrupt, TierUnavailable, Unencodable),
+        *(PeerLost, AccessRefused, HandshakeRefused, TransferTimeout, TransferCancelled),
+    )
+}
 
 
 def checksum(block: NDArray[Any]) -> bytes:
     """XXH3-128 of a block's bytes (contiguous), 16 bytes."""
     return xxhash.xxh3_128(block).digest()  # pyright: ignore[reportArgumentType]
+
+
+def convert(block: NDArray[np.uint8], source: Memory, target: Memory) -> NDArray[np.uint8]:
+    """What `target` keeps of a block that rests in `source`: `[source.block_bytes]` to `[target.block_bytes]`, the same
+    array where both have one encoding. Raises `Unencodable`."""
+    if source.packer.name == target.packer.name:
+        return block
+    return target.packer.pack(source.packer.unpack(block))
 
 
 def encode_results(results: Sequence[CopyResult]) -> dict[str, Any]:
@@ -38,6 +64,7 @@ def encode_results(results: Sequence[CopyResult]) -> dict[str, Any]:
                 "error": None if result.error is None else result.error.problem,
                 "kind": None if result.error is None else type(result.error).__name__,
                 "checksums": [digest.hex() for digest in result.checksums],
+                **({"converted": [digest.hex() for digest in result.converted]} if result.converted else {}),
             }
             for result in results
         ]
@@ -54,7 +81,8 @@ def decode_results(payload: dict[str, Any], copies: Sequence[Copy]) -> list[Copy
         error = None
         if row["error"] is not None:
             error = _KINDS.get(row["kind"], TransferError)(row["error"], copy.request_id, copy.first_block)
-        results.append(CopyResult(error, tuple(bytes.fromhex(digest) for digest in row["checksums"])))
+        read, written = row["checksums"], row.get("converted", ())
+        results.append(CopyResult(error, tuple(map(bytes.fromhex, read)), tuple(map(bytes.fromhex, written))))
     return results
 
 
@@ -113,7 +141,7 @@ class ThreadedTransport(ABC):
 
     def submit(self, copies: list[Copy], priority: int = 0) -> FutureHandle:
         """Start a batch. Batches go first come, first served: `priority` is the transfer engine's business."""
-        handle = FutureHandle(aio.new_future())
+        handle = self._new_handle()
         nbytes = sum(copy.source.nbytes for copy in copies)
         refused = [self._check(copy) for copy in copies]
         batch = Batch(self._calls, list(copies), refused, handle, aio.clock(), nbytes, [])
@@ -121,6 +149,9 @@ class ThreadedTransport(ABC):
         self._calls += 1
         self._stats.pending_bytes += nbytes
         return handle
+
+    def _new_handle(self) -> FutureHandle:
+        return FutureHandle(aio.new_future())
 
     def _check(self, copy: Copy) -> CopyResult | None:
         """Why a copy cannot be, or None."""
@@ -133,8 +164,9 @@ class ThreadedTransport(ABC):
         source, target = copy.source.memory, copy.target.memory
         if not self.reaches(source, target):
             return failure(copy, f"{self.name} does not reach from {source.name} to {target.name}")
-        if source.block_bytes != target.block_bytes:
-            return failure(copy, f"blocks of {source.block_bytes} bytes do not fit slots of {target.block_bytes}")
+        whole, wanted = source.packer.block_bytes, target.packer.block_bytes
+        if whole != wanted:
+            return failure(copy, f"blocks of {whole} bytes do not fit slots of {wanted}")
         if len(copy.source.slots) != len(copy.target.slots):
             return failure(copy, f"{len(copy.source.slots)} source slots, {len(copy.target.slots)} target slots")
         return None
@@ -167,20 +199,24 @@ def _guarded(batch: Batch, copy: Copy, move: Move) -> CopyResult:
     """Move one copy between two looks at the generations of both sides."""
     if batch.handle.cancelled:
         return failure(copy, "cancelled before it began")
-    stale = _stale(copy)
-    if stale:
-        return failure(copy, f"{stale} changed hands before the copy", StaleRegion)
+    changed = stale(copy)
+    if changed:
+        return failure(copy, f"{changed} changed hands before the copy", StaleRegion)
     try:
-        checksums = move(copy)
+        result = move(copy)
+    except Unencodable as problem:  # whose block it was is known here
+        return failure(copy, problem.problem, Unencodable)
+    except TransferError as problem:
+        return CopyResult(problem)
     except Exception as problem:  # whatever went wrong must reach whoever waits, as a typed error
         return failure(copy, f"{type(problem).__name__}: {problem}")
-    stale = _stale(copy)
-    if stale:
-        return failure(copy, f"{stale} changed hands during the copy; what arrived must not be used", StaleRegion)
-    return CopyResult(None, checksums)
+    changed = stale(copy)
+    if changed:
+        return failure(copy, f"{changed} changed hands during the copy; what arrived must not be used", StaleRegion)
+    return result
 
 
-def _stale(copy: Copy) -> str:
+def stale(copy: Copy) -> str:
     """Name of the memory whose slots have a new owner, or nothing."""
     for region in (copy.source, copy.target):
         if not region.is_current():

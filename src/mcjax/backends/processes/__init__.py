@@ -1,0 +1,1 @@
+"""The real engine with each instance in a process of its own (`launcher=processes`)."""

@@ -1,0 +1,1 @@
+"""Scattered pages to contiguous canonical blocks, and back."""

@@ -1,0 +1,1 @@
+"""What can be shown of kernels where no accelerator is: see docs/kernels-proof.md."""

@@ -1,0 +1,72 @@
+"""Attention and packing that XLA compiles: pages in either layout, on any device, spread over many by the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from mcjax.kernels.attention.pages import places_of, write
+from mcjax.kernels.choice import Layout
+
+
+class PagedAttention(Protocol):
+    """Attention over keys that are in their pages already; `attention.reference.paged_attention` says of what."""
+
+    def __call__(
+        self,
+        queries: Float[Array, "B T H D"],
+        pages: Shaped[Array, "P L 2 ..."],
+        layer: int,
+        page_table: Int[Array, "B N"],
+        positions: Int[Array, "B T"],
+        layout: Layout,
+        /,
+    ) -> Float[Array, "B T H D"]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WriteThenRead:
+    """An `Attention` that writes new keys and values first, and then reads everything from the pages.
+
+    So a key lies at the same place of the reduction whether this call computed it or an earlier one did, on this
+    instance or on another: that is what makes prefix reuse bitwise exact.
+    """
+
+    attend: PagedAttention
+    layout: Layout
+
+    def __call__(
+        self,
+        queries: Float[Array, "B T H D"],
+        keys: Float[Array, "B T Hkv D"],
+        values: Float[Array, "B T Hkv D"],
+        pages: Shaped[Array, "P L 2 ..."],
+        layer: int,
+        page_table: Int[Array, "B N"],
+        positions: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 ..."]]:
+        """See `base.Attention`."""
+        places = places_of(pages, page_table, positions, self.layout)
+        pages = write(pages, layer, places, jnp.stack([keys, values], axis=2), self.layout)
+        return self.attend(queries, pages, layer, page_table, positions, self.layout), pages
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A `KVPack` of plain indexing."""
+
+    layout: Layout
+
+    def pack(self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"]) -> Shaped[Array, "W L 2 page Hkv D"]:
+        """See `base.KVPack`."""
+        blocks = pages[slots]
+        return blocks if self.layout == "tokens_first" else jnp.swapaxes(blocks, 3, 4)
+
+    def unpack(
+        self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L 2 page Hkv D"]
+    ) -> Shaped[Array, "P L 2 ..."]:
+        """See `base.KVPack`."""
+        return pages.at[slots].set(blocks if self.layout == "tokens_first" else jnp.swapaxes(blocks, 3, 4))

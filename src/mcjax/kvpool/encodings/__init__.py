@@ -1,0 +1,1 @@
+"""How blocks rest in a tier: as computed, or quantised."""
