@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from mcjax.cost.architecture import ACTIVATIONS, Latent, Rope, Routing
 from mcjax.cost.kernels import stored_token_bytes
 from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe")
-_MAY_BE_ZERO = ("experts", "experts_per_token")
+_MAY_BE_ZERO = ("experts", "experts_per_token", "expert_d_ff", "shared_experts", "dense_layers")
+_DTYPES = {4: "float32", 2: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,37 @@ class ModelShape:
     """Added to the mean square in RMSNorm."""
     checkpoint: str = ""
     """Where the weights and the tokenizer are (`docs/models.md`); empty: the built-in ones, random by seed."""
+    family: str = "llama"
+    """Which file of `mcjax/models/families` puts the layers together."""
+    rope: Rope | None = None
+    """None: plain rotary positions of base `rope_theta`."""
+    local_rope: Rope | None = None
+    """Of layers with a window, if they have their own."""
+    layer_windows: tuple[int, ...] = ()
+    """Tokens that each layer sees, itself included; 0: all. Empty: all layers see all."""
+    attention_bias: bool = False
+    """Queries, keys and values have biases."""
+    query_scale: float = 0.0
+    """Of scores before the softmax; 0: `head_dim ** -0.5`."""
+    attention_soft_cap: float = 0.0
+    """Scores `x` become `cap * tanh(x / cap)`; 0: they stay."""
+    logits_soft_cap: float = 0.0
+    sandwich_norms: bool = False
+    """What attention and feed-forward give is normalised too (Gemma)."""
+    unit_offset_norms: bool = False
+    """Norms multiply by `1 + gain` (Gemma)."""
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied by it, rounded to the model's dtype first."""
+    activation: str = "silu"
+    expert_d_ff: int = 0
+    """Width of one expert, where it is not `d_ff`: then `d_ff` is that of layers without experts."""
+    shared_experts: int = 0
+    """Experts that every token takes, computed as one of that many times the width."""
+    dense_layers: int = 0
+    """First layers, which have no experts."""
+    routing: Routing = Routing()
+    latent: Latent | None = None
+    """Multi-head latent attention; then `kv_heads` equals `heads`, and `head_dim` is that of queries and keys."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -60,10 +93,61 @@ class ModelShape:
             number: object = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
                 raise ConfigError(f"model.{name}", number, "must be a number above 0")
+        object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        if self.layer_windows and len(self.layer_windows) != self.layers:
+            raise ConfigError("model.layer_windows", len(self.layer_windows), f"must be one a layer, {self.layers}")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError("model.activation", self.activation, "not supported", ACTIVATIONS)
         if self.heads % self.kv_heads:
             raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
         if (self.experts == 0) != (self.experts_per_token == 0) or self.experts_per_token > self.experts:
             raise ConfigError("model.experts_per_token", self.experts_per_token, f"of model.experts={self.experts}")
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides what the model computes, for fingerprints: not its name, its limits or where it lies."""
+        values = asdict(self)
+        for name in ("name", "checkpoint", "max_context_tokens"):
+            del values[name]
+        return values
+
+    @property
+    def dtype(self) -> str:
+        """Of weights, activations and KV, as arrays name it. Raises `ConfigError` for bytes that no such dtype has."""
+        if self.dtype_bytes not in _DTYPES:
+            raise ConfigError("model.dtype_bytes", self.dtype_bytes, "no such dtype here", _DTYPES)
+        return _DTYPES[self.dtype_bytes]
+
+    @property
+    def rotary(self) -> Rope:
+        """Of layers that see everything."""
+        return self.rope or Rope(self.rope_theta)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer; None: it sees everything."""
+        return tuple(window or None for window in self.layer_windows or (0,) * self.layers)
+
+    @property
+    def cache_entries(self) -> int:
+        """Vectors that a layer caches of a token and key head: key and value, or one latent that is both."""
+        return 1 if self.latent else 2
+
+    @property
+    def cache_heads(self) -> int:
+        """Key heads, as caches see them."""
+        return 1 if self.latent else self.kv_heads
+
+    @property
+    def cache_dim(self) -> int:
+        """Numbers of one cached vector."""
+        return self.latent.cache_dim if self.latent else self.head_dim
+
+    def page_shape(self, page_tokens: int) -> tuple[int, int, int, int, int]:
+        """`[L, C, page, Hkv, D]`, the shape of one page as a canonical block."""
+        return (self.layers, self.cache_entries, page_tokens, self.cache_heads, self.cache_dim)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts > 0 and layer >= self.dense_layers
 
     @property
     def attention_parameters(self) -> int:

@@ -25,18 +25,29 @@ class Attention(Protocol):
         queries: Float[Array, "B T H D"],
         keys: Float[Array, "B T Hkv D"],
         values: Float[Array, "B T Hkv D"],
-        pages: Shaped[Array, "P L 2 ..."],
+        pages: Shaped[Array, "P L C ..."],
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
         /,
-    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 ..."]]:
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
+    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L C ..."]]:
         """Each query's result, and the pages with the new keys and values in.
 
         A row's tokens follow each other: `positions[b] = start, start + 1, ..`, then -1 for padding. The token at
         position p lies in page `page_table[b, p // page]`, at offset `p % page`. A query sees every key at or before
         its position, the new ones too; one of padding gives zeros. Page `P - 1` is scratch: what padding writes may
         go there. What no query may see may be NaN. Pages lie as `kernels.pages` says (`choice.Layout`).
+
+        Pages of `C = 2` hold keys and values. Of `C = 1` they hold keys alone, which are the values too (latent
+        attention): `values` are not looked at.
+
+        `window`: a query sees so many tokens, its own included. `soft_cap`: scores `x` become `cap tanh(x / cap)`.
+        `scale`: of scores, before that; None: `D ** -0.5`. A model names those only that it needs: a kernel of a
+        user's own may do without.
         """
         ...
 

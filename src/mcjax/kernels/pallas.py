@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
@@ -32,6 +33,7 @@ class Prefill:
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
+        **look: Any,
     ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 Hkv page D"]]:
         """See `base.Attention`."""
         mixed, written = prefill(
@@ -43,6 +45,7 @@ class Prefill:
             page_table,
             *_ragged(positions),
             target=self.target,
+            **look,
         )
         return mixed.reshape(queries.shape), written.data
 
@@ -62,6 +65,7 @@ class Decode:
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
+        **look: Any,
     ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 Hkv page D"]]:
         """See `base.Attention`."""
         if self.target.platform == "tpu":
@@ -74,7 +78,7 @@ class Decode:
             pages = scatter(pages, layer, places, jnp.stack([keys, values], axis=2), "heads_first")
         contexts = positions.max(axis=1) + 1  # a row of padding has none
         lengths = (positions >= 0).sum(axis=1, dtype=jnp.int32)
-        mixed, _ = decode(queries, KVPages(pages), layer, page_table, contexts, lengths, target=self.target)
+        mixed, _ = decode(queries, KVPages(pages), layer, page_table, contexts, lengths, target=self.target, **look)
         return mixed, pages
 
 

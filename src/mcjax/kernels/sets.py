@@ -84,9 +84,10 @@ class _SpreadAttention:
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 ..."]]:
+        **look: Any,
+    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L C ..."]]:
         def of_device(queries: Array, keys: Array, values: Array, pages: Array, table: Array, at: Array) -> Any:
-            return self.attention(queries, keys, values, pages, layer, table, at)
+            return self.attention(queries, keys, values, pages, layer, table, at, **look)
 
         # Query heads of one key head lie side by side, so the axis of groups cuts inside of a key head.
         query_heads, key_heads = P(None, None, (TENSOR, GROUP)), P(None, None, TENSOR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
@@ -24,6 +24,10 @@ class PagedAttention(Protocol):
         positions: Int[Array, "B T"],
         layout: Layout,
         /,
+        *,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
     ) -> Float[Array, "B T H D"]: ...
 
 
@@ -47,11 +51,13 @@ class WriteThenRead:
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L 2 ..."]]:
+        **look: Any,
+    ) -> tuple[Float[Array, "B T H D"], Shaped[Array, "P L C ..."]]:
         """See `base.Attention`."""
         places = places_of(pages, page_table, positions, self.layout)
-        pages = write(pages, layer, places, jnp.stack([keys, values], axis=2), self.layout)
-        return self.attend(queries, pages, layer, page_table, positions, self.layout), pages
+        entries = [keys, values][: pages.shape[2]]
+        pages = write(pages, layer, places, jnp.stack(entries, axis=2), self.layout)
+        return self.attend(queries, pages, layer, page_table, positions, self.layout, **look), pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from mcjax.models.byte_tokenizer import ByteTokenizer
-from mcjax.models.llama import Llama, LlamaConfig
+from mcjax.cost import catalogue
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
+from mcjax.models.decoder import Decoder
+from mcjax.models.pieces import Piece, joined, pieces
 
-DEFAULT_CONFIG = LlamaConfig(
-    layers=4, d_model=128, heads=4, kv_heads=2, head_dim=32, d_ff=384, vocab=ByteTokenizer.vocab_size
-)
+DEFAULT_SHAPE = catalogue.model("tiny")
 
 # With random weights and tied embeddings a model echoes its last token unless what the layers add outweighs the
 # embedding they start from, and attention must be sharp enough for distant tokens to matter. Chosen by looking at
@@ -29,29 +31,34 @@ QUERY_KEY_GAIN = 2.5
 RESIDUAL_GAIN = 2.0
 
 
-def fingerprint(config: LlamaConfig, seed: int) -> str:
+def fingerprint(shape: ModelShape, seed: int) -> str:
     """Hex sha256 that names these weights and their dtype; part of every block key."""
-    words = json.dumps({"builtin": 1, "seed": seed, **config.items()}, sort_keys=True)
+    words = json.dumps({"builtin": 1, "seed": seed, **shape.identity()}, sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
 class SeededWeights:
     """Uniform weights of variance `gain^2 / fan_in`, by (seed, name). Implements `WeightSource`."""
 
-    def __init__(self, config: LlamaConfig, seed: int):
-        self._dtype = jnp.dtype(config.dtype)
+    def __init__(self, shape: ModelShape, seed: int):
+        self._dtype = jnp.dtype(shape.dtype)
         self._seed = seed
 
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> jax.Array:
-        """The parameter `name`; gains (`fan_in` 0) are ones."""
-        if fan_in == 0:
-            return jnp.ones(shape, self._dtype)
-        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
+        """The parameter `name`; gains are ones, biases zeros."""
+        parts = [self.numbers(piece) for piece in pieces(name, parameter)]
+        return jnp.asarray(joined(name, parameter, parts).astype(self._dtype))
+
+    def numbers(self, piece: Piece) -> NDArray[np.float64]:
+        """Of one piece, in float64."""
+        if piece.init != "uniform":
+            return np.full(piece.shape, 1.0 if piece.init == "ones" else 0.0)
+        digest = hashlib.sha256(f"{self._seed}/{piece.name}".encode()).digest()
         generator = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64))
-        raw = generator.random_raw(math.prod(shape)) >> np.uint64(11)  # 53 bits: exact as float64
+        raw = generator.random_raw(math.prod(piece.shape)) >> np.uint64(11)  # 53 bits: exact as float64
         centred = raw.astype(np.float64) - (2.0**52 - 0.5)
-        half_width = _gain(name) * math.sqrt(3.0 / fan_in)
-        return jnp.asarray((centred * (half_width / 2.0**52)).reshape(shape).astype(self._dtype))
+        half_width = _gain(piece.name) * math.sqrt(3.0 / piece.fan_in)
+        return (centred * (half_width / 2.0**52)).reshape(piece.shape)
 
 
 def _gain(name: str) -> float:
@@ -63,6 +70,6 @@ def _gain(name: str) -> float:
     return EMBEDDING_SCALE if last == "embedding" else 1.0
 
 
-def build(config: LlamaConfig = DEFAULT_CONFIG, seed: int = 0, max_positions: int = 4096) -> Llama:
+def build(shape: ModelShape = DEFAULT_SHAPE, seed: int = 0, max_positions: int = 4096) -> Decoder:
     """The model of `seed`, on jax's default device."""
-    return Llama(config, max_positions, SeededWeights(config, seed))
+    return Decoder(shape, max_positions, SeededWeights(shape, seed))

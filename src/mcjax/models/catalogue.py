@@ -10,31 +10,31 @@ from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.models import builtin
 from mcjax.models.checkpoint import KEY, locate
+from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_llama import GGUFWeights
-from mcjax.models.llama import Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model, and the `fingerprint` of its weights, config and dtype: part of every block key."""
 
-    model: Llama
+    model: Decoder
     fingerprint: str
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:
     """What `load` would say, without loading: a sha256 over config, dtype and the checkpoint's bytes (or the seed)."""
-    config = LlamaConfig.from_shape(shape)
+    check_served(shape)
     if not shape.checkpoint:
-        return builtin.fingerprint(config, seed)
+        return builtin.fingerprint(shape, seed)
     path = locate(shape.checkpoint)
     try:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise ConfigError(KEY, path, f"cannot be read: {problem.strerror}") from None
-    words = json.dumps({"checkpoint": content, **config.items()}, sort_keys=True)
+    words = json.dumps({"checkpoint": content, **shape.identity()}, sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
@@ -43,8 +43,8 @@ def load(shape: ModelShape, seed: int = 0, max_positions: int = 4096) -> Loaded:
 
     Raises `ConfigError` for a checkpoint that is not there, is damaged, or is of another shape.
     """
-    config, name = LlamaConfig.from_shape(shape), fingerprint(shape, seed)
+    name = fingerprint(shape, seed)
     if not shape.checkpoint:
-        return Loaded(builtin.build(config, seed, max_positions), name)
-    source = GGUFWeights(GGUFFile(locate(shape.checkpoint)), config)
-    return Loaded(Llama(config, max_positions, source), name)
+        return Loaded(builtin.build(shape, seed, max_positions), name)
+    source = GGUFWeights(GGUFFile(locate(shape.checkpoint)), shape)
+    return Loaded(Decoder(shape, max_positions, source), name)

@@ -1,4 +1,4 @@
-"""The weights of a Llama in a GGUF file, as `mcjax.models.llama` asks for them."""
+"""The weights of a Llama in a GGUF file, as `mcjax.models.decoder` asks for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
 from mcjax.errors import ConfigError
 from mcjax.models.checkpoint import KEY
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.llama import LlamaConfig
+from mcjax.models.pieces import joined, pieces
 
 NAMES = {"embedding": "token_embd.weight", "final_norm.gain": "output_norm.weight", "head": "output.weight"}
 IN_BLOCK = {
@@ -29,26 +31,30 @@ IN_BLOCK = {
 
 
 class GGUFWeights:
-    """Implements `mcjax.models.llama.WeightSource`: dequantised to float32, then of the config's dtype.
+    """Implements `mcjax.models.weights.WeightSource`: dequantised to float32, then of the config's dtype.
 
     The file must be of exactly this config: what differs, or is in the file and in no Llama of ours (biases, frequency
     factors), is a `ConfigError` that names the field of `model`, or the tensor.
     """
 
-    def __init__(self, file: GGUFFile, config: LlamaConfig):
+    def __init__(self, file: GGUFFile, config: ModelShape):
         self._file = file
         self._config = config
         self._dtype = jnp.dtype(config.dtype)
         check(file, config)
 
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> jax.Array:
-        """The parameter `name`, of `shape`."""
+    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
+        """The parameter `name`."""
+        parts = [self._piece(piece.name, piece.shape) for piece in pieces(name, parameter)]
+        return jnp.asarray(joined(name, parameter, parts).astype(self._dtype))
+
+    def _piece(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         inside = tensor_name(name)
         rows = self._file.tensor(inside)
         if rows.size != np.prod(shape):
             problem = f"its tensor {inside} is {list(rows.shape)}, and {name} must be {list(shape)}"
             raise ConfigError(KEY, self._file.path, problem)
-        return jnp.asarray(self._arranged(name.rpartition(".")[2], rows, shape).astype(self._dtype))
+        return self._arranged(name.rpartition(".")[2], rows, shape)
 
     def _arranged(self, kind: str, rows: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
         """`[out, in]` of the file as the logical shape."""
@@ -70,7 +76,7 @@ def tensor_name(name: str) -> str:
     return f"blk.{layer}.{IN_BLOCK[inside]}"
 
 
-def check(file: GGUFFile, config: LlamaConfig) -> None:
+def check(file: GGUFFile, config: ModelShape) -> None:
     """Raises `ConfigError` where the file's hyper-parameters, or its set of tensors, are not those of `config`."""
     architecture = file.value("general.architecture", str)
     if architecture != "llama":
@@ -104,7 +110,7 @@ def check(file: GGUFFile, config: LlamaConfig) -> None:
             raise ConfigError(KEY, file.path, f"holds the tensor {name}, which this architecture has no use for")
 
 
-def parameter_names(config: LlamaConfig) -> list[str]:
-    """The names that `Llama` asks a weight source for."""
+def parameter_names(config: ModelShape) -> list[str]:
+    """Of all pieces."""
     blocks = [f"blocks.{layer}.{inside}" for layer in range(config.layers) for inside in IN_BLOCK]
     return ["embedding", *blocks, "final_norm.gain", *([] if config.tied_embeddings else ["head"])]

@@ -16,8 +16,10 @@ from jaxtyping import Array
 
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
 from mcjax.kernels.choice import KernelChoice
-from mcjax.models.llama import Llama, LlamaConfig
+from mcjax.models.decoder import Decoder
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -47,25 +49,25 @@ class StepReport:
         return self.argument_bytes + self.own_output_bytes + self.temp_bytes + self.code_bytes
 
 
-def abstract_model(config: LlamaConfig, max_positions: int) -> Llama:
+def abstract_model(shape: ModelShape, max_positions: int) -> Decoder:
     """A model whose parameters have shapes and types, and no numbers."""
 
-    def zeros(name: str, shape: tuple[int, ...], fan_in: int) -> Array:
-        return jnp.zeros(shape, config.dtype)
+    def zeros(name: str, parameter: Parameter) -> Array:
+        return jnp.zeros(parameter.shape, shape.dtype)
 
-    return nnx.eval_shape(lambda: Llama(config, max_positions, zeros))
+    return nnx.eval_shape(lambda: Decoder(shape, max_positions, zeros))
 
 
 def compile_step(
-    config: LlamaConfig, geometry: Geometry, place: Place, batch: int, width: int, kernels: KernelChoice
+    shape: ModelShape, geometry: Geometry, place: Place, batch: int, width: int, kernels: KernelChoice
 ) -> StepReport:
     """The step for `batch` rows of `width` tokens, as `Programs` would compile it on the devices of `place`.
 
     Raises what the compiler raises, of a device whose memory is too small too.
     """
-    programs = Programs(abstract_model(config, geometry.max_context_tokens), geometry, kernels, place.platform)
+    programs = Programs(abstract_model(shape, geometry.max_context_tokens), geometry, kernels, place.platform)
     began = time.perf_counter()
-    with traced_for(place, config):
+    with traced_for(place, shape):
         programs.on(place).model(batch, width)
     (compiled,) = programs.on(place).compiled.values()
     seconds = time.perf_counter() - began
@@ -84,13 +86,13 @@ def compile_step(
 
 
 @contextlib.contextmanager
-def traced_for(place: Place, config: LlamaConfig) -> Iterator[None]:
+def traced_for(place: Place, shape: ModelShape) -> Iterator[None]:
     """Code that asks what device it is traced for hears of the place's, and not of the default one."""
     device = place.devices[0]
     kind = jax.sharding.AbstractDevice(
         device_kind=device.device_kind, num_cores=getattr(device, "num_cores", None), platform=device.platform
     )
-    mesh = place.site(config).mesh
+    mesh = place.site(shape).mesh
     shape, names = ((1,), ("device",)) if mesh is None else (mesh.devices.shape, mesh.axis_names)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(shape, names, abstract_device=kind)):
         yield

@@ -18,10 +18,10 @@ from jax.experimental.layout import Format
 from jax.experimental.layout import Layout as MemoryLayout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from mcjax.cost.model_shape import ModelShape
 from mcjax.kernels.base import GROUP, TENSOR, Site
 from mcjax.kernels.choice import Layout
 from mcjax.kernels.target import Target
-from mcjax.models.llama import LlamaConfig
 from mcjax.models.sharding import PAGES, axes_of
 
 Device: TypeAlias = Any
@@ -53,50 +53,56 @@ class Place:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(Mesh(np.array(self.devices), (TENSOR,), axis_types=(AxisType.Auto,)), PartitionSpec())
 
-    def weight(self, path: Sequence[Any], config: LlamaConfig) -> jax.sharding.Sharding:
+    def weight(self, path: Sequence[Any], shape: ModelShape) -> jax.sharding.Sharding:
         """Where a parameter lies, by its path in the model."""
-        return self._cut(axes_of(path), config)
+        declared = axes_of(path, shape)
+        return self._cut(declared.axes, declared.shape, shape)
 
-    def pages(self, config: LlamaConfig, layout: Layout) -> jax.sharding.Sharding:
+    def pages(self, shape: ModelShape, layout: Layout) -> jax.sharding.Sharding:
         """Where KV pages lie."""
-        return self._cut(PAGES[layout], config)
+        return self._cut(PAGES[layout], self._paged(layout, shape), shape)
 
-    def pages_format(self, config: LlamaConfig, layout: Layout) -> Any:
+    def pages_format(self, shape: ModelShape, layout: Layout) -> Any:
         """And how they lie there in memory, where kernels depend on it: see `KVPages.formats`."""
-        sharding = self.pages(config, layout)
+        sharding = self.pages(shape, layout)
         if layout == "tokens_first" or self.platform == "cpu":
             return sharding
         return Format(MemoryLayout(tuple(range(len(PAGES[layout])))), sharding)
 
-    def blocks(self, config: LlamaConfig) -> jax.sharding.Sharding:
+    def blocks(self, shape: ModelShape) -> jax.sharding.Sharding:
         """Where canonical blocks lie, on their way out and in."""
-        return self._cut(PAGES["tokens_first"], config)
+        return self._cut(PAGES["tokens_first"], self._paged("tokens_first", shape), shape)
 
-    def site(self, config: LlamaConfig) -> Site:
+    def site(self, shape: ModelShape) -> Site:
         """What kernels have to know of the place."""
-        return Site(Target.of(self.devices[0]), None if self.size == 1 else self._mesh(config))
+        return Site(Target.of(self.devices[0]), None if self.size == 1 else self._mesh(shape))
 
     @property
     def platform(self) -> str:
         return self.devices[0].platform
 
-    def _cut(self, axes: Sequence[str | None], config: LlamaConfig) -> jax.sharding.Sharding:
+    @staticmethod
+    def _paged(layout: Layout, shape: ModelShape) -> tuple[int, ...]:
+        """An array of one page of one token, which shows how many key heads there are."""
+        heads, axes = shape.cache_heads, PAGES[layout]
+        return tuple(heads if axis == "kv_heads" else 1 for axis in axes)
+
+    def _cut(self, axes: Sequence[str | None], sizes: Sequence[int], shape: ModelShape) -> jax.sharding.Sharding:
         if self.size == 1:
             return self.whole
-        mesh = self._mesh(config)
-        sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "d_ff": config.d_ff, "vocab": config.vocab}
+        mesh = self._mesh(shape)
 
-        def over(axis: str | None) -> tuple[str, ...] | None:
-            if axis not in sizes:
+        def over(axis: str | None, size: int) -> tuple[str, ...] | None:
+            if axis is None:
                 return None
             names = (TENSOR,) if axis == "kv_heads" else (TENSOR, GROUP)
             # What does not go evenly, such as an odd vocabulary, lies on every device.
-            return names if sizes[axis] % math.prod(mesh.shape[name] for name in names) == 0 else None
+            return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
 
-        return NamedSharding(mesh, PartitionSpec(*map(over, axes)))
+        return NamedSharding(mesh, PartitionSpec(*map(over, axes, sizes)))
 
-    def _mesh(self, config: LlamaConfig) -> Mesh:
-        tensor = math.gcd(self.size, config.kv_heads)
+    def _mesh(self, shape: ModelShape) -> Mesh:
+        tensor = math.gcd(self.size, shape.cache_heads)
         # Auto: the compiler finds the way from how weights and pages lie; explicit axes would bind every operation.
         devices = np.array(self.devices).reshape(tensor, self.size // tensor)
         return Mesh(devices, (TENSOR, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))

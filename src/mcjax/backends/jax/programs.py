@@ -25,12 +25,13 @@ from mcjax.backends.jax.buckets import ladder, smallest
 from mcjax.backends.jax.memory import NEW_PAGES
 from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
+from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.pages import block_dtype, page_dtype
 from mcjax.kernels.base import Attention
 from mcjax.kernels.choice import KernelChoice
 from mcjax.kernels.sets import kernel_set
-from mcjax.models.llama import Llama, LlamaConfig
+from mcjax.models.decoder import Decoder
 
 HEADER = 2
 """Words before the tokens and the page table in a packed row: see `pack_row`."""
@@ -107,18 +108,18 @@ class Programs:
     """
 
     def __init__(
-        self, model: Llama, geometry: Geometry, kernels: KernelChoice | None = None, platform: str | None = None
+        self, model: Decoder, geometry: Geometry, kernels: KernelChoice | None = None, platform: str | None = None
     ):
-        self.config: LlamaConfig = model.config
+        self.shape: ModelShape = model.shape
         self.geometry = geometry
         self.kernels = kernels or KernelChoice()
         platform = platform or jax.default_backend()
         self._flat = platform == "cpu"
-        self.block_shape = model.config.page_shape(geometry.page_tokens)
+        self.block_shape = model.shape.page_shape(geometry.page_tokens)
         """Of a page as it leaves the device."""
-        self.block_dtype: np.dtype[Any] = block_dtype(model.config.dtype, platform)
-        self.page_dtype: np.dtype[Any] = page_dtype(model.config.dtype, self.kernels.pages, platform)
-        self.unwritten = np.array(np.nan, jnp.dtype(model.config.dtype)).view(self.block_dtype)
+        self.block_dtype: np.dtype[Any] = block_dtype(model.shape.dtype, platform)
+        self.page_dtype: np.dtype[Any] = page_dtype(model.shape.dtype, self.kernels.pages, platform)
+        self.unwritten = np.array(np.nan, jnp.dtype(model.shape.dtype)).view(self.block_dtype)
         """NaN, as blocks hold it."""
         self.page_bytes = int(np.prod(self.block_shape)) * self.block_dtype.itemsize
         self._graph, state = nnx.split(model)
@@ -172,15 +173,15 @@ class DevicePrograms:
 
     def __init__(self, programs: Programs, place: Place):
         self.place = place
-        config = programs.config
+        shape = programs.shape
         self.weights = [
-            _laid(leaf, place.weight(path, config)) for leaf, path in zip(programs.leaves, programs.paths, strict=True)
+            _laid(leaf, place.weight(path, shape)) for leaf, path in zip(programs.leaves, programs.paths, strict=True)
         ]
         self._programs = programs
-        self._kernels = kernel_set(programs.kernels, place.site(config))
-        self._pages_sharding = place.pages(config, self._kernels.pages)
-        self._paged = place.pages_format(config, self._kernels.pages)
-        self._blocks = place.blocks(config)
+        self._kernels = kernel_set(programs.kernels, place.site(shape))
+        self._pages_sharding = place.pages(shape, self._kernels.pages)
+        self._paged = place.pages_format(shape, self._kernels.pages)
+        self._blocks = place.blocks(shape)
         self._lock = threading.Lock()
         self.compiled: dict[str, Any] = {}
         """`jax.stages.Compiled` of each, by name."""
@@ -308,12 +309,12 @@ class DevicePrograms:
         return function.lower(self.weights, self._pages(geometry.pages + 1), rows, words, temperatures)
 
     def _sampler(self, name: str, batch: int) -> Any:
-        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        logits = self._spec((batch, self._programs.shape.vocab), jnp.float32)
         words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
         return self._jit(name, sample, self.place.whole).lower(logits, words, temperatures)
 
     def _full_sampler(self, name: str, batch: int) -> Any:
-        logits = self._spec((batch, self._programs.config.vocab), jnp.float32)
+        logits = self._spec((batch, self._programs.shape.vocab), jnp.float32)
         words = self._spec((batch, FULL_WORDS + self._programs.geometry.max_context_tokens), jnp.int32)
         numbers = self._spec((batch, FULL_NUMBERS), jnp.float32)
         return self._jit(name, sample_fully, self.place.whole).lower(logits, words, numbers)

@@ -42,7 +42,7 @@ from mcjax.kvpool.base import BlockStore
 from mcjax.kvpool.keys import KeyTable
 from mcjax.kvpool.stores.host import HostStore
 from mcjax.models import catalogue
-from mcjax.models.llama import Llama
+from mcjax.models.decoder import Decoder
 from mcjax.transfer.base import Transport
 from mcjax.transfer.transports.local import Local
 from mcjax.types import KVFormat, NullRecorder, Recorder, Role
@@ -139,7 +139,7 @@ class JaxWorld:
         groups = allot(sizes, len(self._devices))
         self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
         self._places: dict[str, Place] = {}
-        self._loaded: Llama | None = None
+        self._loaded: Decoder | None = None
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
         self._made: list[JaxExecutor] = []
@@ -365,7 +365,7 @@ class JaxWorld:
         for store in self._stores.values():
             store.close()
 
-    def _model(self) -> Llama:
+    def _model(self) -> Decoder:
         if self._loaded is None:
             self._loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
         return self._loaded

@@ -40,16 +40,23 @@ def paged_attention(
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
     layout: Layout = "tokens_first",
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Float[Array, "B T H D"]:
     """Same contract as `reference.paged_attention`; differs from it in the last bits only."""
+    if window or soft_cap:
+        raise NotImplementedError("windows and soft caps")
     batch, steps, heads, head_dim = queries.shape
+    scale = head_dim**-0.5 if scale is None else scale
     page_tokens, kv_heads = sizes(pages, layout)
     width = min(steps, TILE_TOKENS)
     tiles = -(-steps // width)
     filler = (0, tiles * width - steps)
     tiled_queries = jnp.pad(queries, ((0, 0), filler, (0, 0), (0, 0))).reshape(batch, tiles, width, heads, head_dim)
     tiled_positions = jnp.pad(positions, ((0, 0), filler), constant_values=-1).reshape(batch, tiles, width)
-    arranged = _Heads(kv_heads, heads // kv_heads, head_dim, merged=steps <= MERGED_TOKENS)
+    arranged = _Heads(kv_heads, heads // kv_heads, head_dim, scale, merged=steps <= MERGED_TOKENS)
     rows = arranged.queries(tiled_queries)
     row_positions = arranged.positions(tiled_positions)
     tile_last = tiled_positions.max(axis=(0, 2))  # [tiles]
@@ -157,12 +164,13 @@ class _Heads:
     kv_heads: int
     groups: int
     head_dim: int
+    scale: float
     merged: bool
 
     def queries(self, queries: Float[Array, "B tiles T H D"]) -> Float[Array, "tiles B X R E"]:
         batch, tiles, width = queries.shape[:3]
         # Scaled here, and not the scores, of which there are more.
-        scaled = queries.astype(jnp.float32) * self.head_dim**-0.5
+        scaled = queries.astype(jnp.float32) * self.scale
         grouped = scaled.astype(queries.dtype).reshape(batch, tiles, width, self.kv_heads, self.groups, self.head_dim)
         grouped = jnp.transpose(grouped, (1, 0, 3, 4, 2, 5))  # [tiles, B, Hkv, G, T, D]
         if not self.merged:

@@ -40,12 +40,12 @@ def sizes(pages: Shaped[Array, "P L 2 ..."], layout: Layout) -> tuple[int, int]:
 def read(
     pages: Shaped[Array, "P L 2 ..."], layer: int, page_table: Int[Array, "B N"], layout: Layout = "tokens_first"
 ) -> tuple[Float[Array, "B S Hkv D"], Float[Array, "B S Hkv D"]]:
-    """Keys and values of one layer, from the pages that a table names, in the table's order."""
-    count, layers, head_dim = pages.shape[0], pages.shape[1], pages.shape[5]
+    """Keys and values of one layer, from the pages that a table names, in the table's order; of latents, the same."""
+    count, layers, entries, head_dim = (pages.shape[axis] for axis in (0, 1, 2, 5))
     page_tokens, kv_heads = sizes(pages, layout)
     # Long rows and one index: XLA:CPU computes the indices of a gather number by number.
-    halves = pages.reshape(count * layers * 2, *pages.shape[3:4], -1)
-    first = (page_table * layers + layer) * 2
+    halves = pages.reshape(count * layers * entries, *pages.shape[3:4], -1)
+    first = (page_table * layers + layer) * entries
     shape = (page_table.shape[0], page_table.shape[1] * page_tokens, kv_heads, head_dim)
 
     def half(index: Int[Array, "B N"]) -> Float[Array, "B S Hkv D"]:
@@ -54,7 +54,8 @@ def read(
             found = jnp.swapaxes(found.reshape(*index.shape, kv_heads, page_tokens, head_dim), 2, 3)
         return found.reshape(shape)
 
-    return half(first), half(first + 1)
+    keys = half(first)
+    return keys, keys if entries == 1 else half(first + 1)
 
 
 def places_of(

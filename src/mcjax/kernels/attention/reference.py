@@ -24,12 +24,16 @@ def paged_attention(
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
     layout: Layout = "tokens_first",
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Float[Array, "B T H D"]:
     """Each query attends to every key at or before its own position.
 
     The key at position p of row b lies in page `page_table[b, p // page]`, at offset `p % page`. A query whose position
     is negative is padding: it attends to nothing and gives zeros. What lies behind masked positions is never looked at,
-    so it may be NaN. `H` is a multiple of `Hkv` (grouped queries share a key head). Returns the dtype of `queries`.
+    so it may be NaN; the options are those of `base.Attention`. `H` is a multiple of `Hkv` (grouped queries share a key head). Returns the dtype of `queries`.
     """
     batch, steps, heads, head_dim = queries.shape
     page_tokens, kv_heads = sizes(pages, layout)
@@ -39,6 +43,8 @@ def paged_attention(
     key_positions = jnp.arange(span, dtype=positions.dtype)
     written = key_positions[None, :] <= positions.max(axis=1)[:, None]  # [B, S]
     visible = key_positions[None, None, :] <= positions[:, :, None]  # [B, T, S]
+    if window is not None:
+        visible &= key_positions[None, None, :] > positions[:, :, None] - window
     # A weight of zero does not silence a NaN value (0 * NaN is NaN): the value itself must go.
     values = jnp.where(written[:, :, None, None], values, 0)
 
@@ -51,7 +57,10 @@ def paged_attention(
         preferred_element_type=jnp.float32,
     )
     mask = visible[:, None, None]  # [B, 1, 1, T, S]
-    scores = jnp.where(mask, scores * head_dim**-0.5, MASKED_SCORE)
+    scores = scores * (head_dim**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = jnp.tanh(scores / soft_cap) * soft_cap
+    scores = jnp.where(mask, scores, MASKED_SCORE)
     weights = jnp.where(mask, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
     mixed = jnp.einsum(
         "bkgts,bskd->btkgd",

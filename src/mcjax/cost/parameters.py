@@ -1,0 +1,94 @@
+"""Every parameter of a decoder, declared once: its shape, what its axes are, how it begins. Free of jax.
+
+Counts, abstract models, shardings, random weights and the readers of checkpoints all come from here. Names are those of
+the attributes that hold the arrays (`blocks.0.attention.mix`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mcjax.cost.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One array. `axes` has a name for each dimension that may be spread over devices (`models/sharding.py`)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    fan_in: int = 0
+    """Inputs that are summed with it; 0: it is no matrix."""
+    init: Literal["uniform", "ones", "zeros"] = "uniform"
+    summed: tuple[int, ...] = ()
+    """Dimensions that a product sums over; the others are output channels, each of which is quantised by itself."""
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"{len(self.axes)} axes for {len(self.shape)} dimensions")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def parameters(shape: ModelShape) -> dict[str, Parameter]:
+    """By name, in the order in which a model asks for them."""
+    return dict(_all(shape))
+
+
+def _gain(size: int, shape: ModelShape) -> Parameter:
+    return Parameter((size,), (None,), init="zeros" if shape.unit_offset_norms else "ones")
+
+
+def _all(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
+    embed = shape.d_model
+    yield "embedding", Parameter((shape.vocab, embed), ("vocab", None), 1, summed=(1,))
+    for layer in range(shape.layers):
+        for name, parameter in _block(shape, layer):
+            yield f"blocks.{layer}.{name}", parameter
+    yield "final_norm.gain", _gain(embed, shape)
+    if not shape.tied_embeddings:
+        yield "head", Parameter((shape.vocab, embed), ("vocab", None), embed, summed=(1,))
+
+
+def _block(shape: ModelShape, layer: int) -> Iterator[tuple[str, Parameter]]:
+    embed = shape.d_model
+    yield "attention_norm.gain", _gain(embed, shape)
+    for name, parameter in _attention(shape):
+        yield f"attention.{name}", parameter
+    if shape.sandwich_norms:
+        yield "attention_post_norm.gain", _gain(embed, shape)
+    yield "feed_forward_norm.gain", _gain(embed, shape)
+    for name, parameter in _experts(shape) if shape.has_experts(layer) else _dense(embed, shape.d_ff):
+        yield f"feed_forward.{name}", parameter
+    if shape.sandwich_norms:
+        yield "feed_forward_post_norm.gain", _gain(embed, shape)
+
+
+def _attention(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
+    embed, kv_heads, dim = shape.d_model, shape.kv_heads, shape.head_dim
+    if shape.latent:
+        raise NotImplementedError("latent attention")
+    # [E, Hkv, G + 2, D]: one product instead of three, and whoever splits key heads over devices splits it all.
+    mixed = shape.heads // kv_heads + 2
+    yield "mix", Parameter((embed, kv_heads, mixed, dim), (None, "kv_heads", None, None), embed, summed=(0,))
+    if shape.attention_bias:
+        yield "mix_bias", Parameter((kv_heads, mixed, dim), ("kv_heads", None, None), init="zeros")
+    if shape.qk_norm:
+        yield "query_norm.gain", _gain(dim, shape)
+        yield "key_norm.gain", _gain(dim, shape)
+    yield "output", Parameter((shape.heads, dim, embed), ("heads", None, None), shape.heads * dim, summed=(0, 1))
+
+
+def _dense(embed: int, width: int) -> Iterator[tuple[str, Parameter]]:
+    yield "gate_up", Parameter((embed, 2, width), (None, None, "d_ff"), embed, summed=(0,))
+    yield "down", Parameter((width, embed), ("d_ff", None), width, summed=(0,))
+
+
+def _experts(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
+    raise NotImplementedError("experts")
+    yield
