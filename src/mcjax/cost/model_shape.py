@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,19 +76,19 @@ class ModelShape:
     """Experts that every token takes, computed as one of that many times the width."""
     dense_layers: int = 0
     """First layers, which have no experts."""
-    routing: Routing = Routing()
+    routing: Routing = field(default_factory=Routing)
     latent: Latent | None = None
     """Multi-head latent attention; then `kv_heads` equals `heads`, and `head_dim` is that of queries and keys."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.type != "int":
+        for declared in fields(self):
+            if declared.type != "int":
                 continue
-            value: object = getattr(self, field.name)
+            value: object = getattr(self, declared.name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"model.{field.name}", value, "must be an integer")
-            if value < 0 or (value == 0 and field.name not in _MAY_BE_ZERO):
-                raise ConfigError(f"model.{field.name}", value, "must be positive")
+                raise ConfigError(f"model.{declared.name}", value, "must be an integer")
+            if value < 0 or (value == 0 and declared.name not in _MAY_BE_ZERO):
+                raise ConfigError(f"model.{declared.name}", value, "must be positive")
         for name in ("rope_theta", "norm_eps"):
             number: object = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):

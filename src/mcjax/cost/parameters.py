@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from mcjax.cost.architecture import Latent
 from mcjax.cost.model_shape import ModelShape
 
 
@@ -72,7 +73,8 @@ def _block(shape: ModelShape, layer: int) -> Iterator[tuple[str, Parameter]]:
 def _attention(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
     embed, kv_heads, dim = shape.d_model, shape.kv_heads, shape.head_dim
     if shape.latent:
-        raise NotImplementedError("latent attention")
+        yield from _latent_attention(shape, shape.latent)
+        return
     # [E, Hkv, G + 2, D]: one product instead of three, and whoever splits key heads over devices splits it all.
     mixed = shape.heads // kv_heads + 2
     yield "mix", Parameter((embed, kv_heads, mixed, dim), (None, "kv_heads", None, None), embed, summed=(0,))
@@ -90,5 +92,29 @@ def _dense(embed: int, width: int) -> Iterator[tuple[str, Parameter]]:
 
 
 def _experts(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
-    raise NotImplementedError("experts")
-    yield
+    embed, count, width = shape.d_model, shape.experts, shape.expert_d_ff or shape.d_ff
+    yield "router", Parameter((embed, count), (None, None), embed, summed=(0,))
+    if shape.routing.bias:
+        yield "router_bias", Parameter((count,), (None,), init="zeros")
+    yield "gate_up", Parameter((count, embed, 2, width), ("experts", None, None, "d_ff"), embed, summed=(1,))
+    yield "down", Parameter((count, width, embed), ("experts", "d_ff", None), width, summed=(1,))
+    if shape.shared_experts:
+        for name, parameter in _dense(embed, shape.shared_experts * width):
+            yield f"shared.{name}", parameter
+
+
+def _latent_attention(shape: ModelShape, latent: Latent) -> Iterator[tuple[str, Parameter]]:
+    embed, heads, rank, nope = shape.d_model, shape.heads, latent.kv_rank, latent.nope_dim
+    inputs = embed
+    if latent.query_rank:
+        inputs = latent.query_rank
+        yield "query_down", Parameter((embed, inputs), (None, None), embed, summed=(0,))
+        yield "query_norm.gain", _gain(inputs, shape)
+    queries = (inputs, heads, nope + latent.rope_dim)
+    yield "query", Parameter(queries, (None, "heads", None), inputs, summed=(0,))
+    yield "latent_down", Parameter((embed, latent.cache_dim), (None, None), embed, summed=(0,))
+    yield "latent_norm.gain", _gain(rank, shape)
+    yield "key_up", Parameter((heads, nope, rank), ("heads", None, None), rank, summed=(1,))
+    yield "value_up", Parameter((heads, rank, latent.value_dim), ("heads", None, None), rank, summed=(1,))
+    values = heads * latent.value_dim
+    yield "output", Parameter((heads, latent.value_dim, embed), ("heads", None, None), values, summed=(0, 1))

@@ -33,7 +33,8 @@ def paged_attention(
 
     The key at position p of row b lies in page `page_table[b, p // page]`, at offset `p % page`. A query whose position
     is negative is padding: it attends to nothing and gives zeros. What lies behind masked positions is never looked at,
-    so it may be NaN; the options are those of `base.Attention`. `H` is a multiple of `Hkv` (grouped queries share a key head). Returns the dtype of `queries`.
+    so it may be NaN. `H` is a multiple of `Hkv` (grouped queries share a key head). The options are those of
+    `base.Attention`. Returns the dtype of `queries`.
     """
     batch, steps, heads, head_dim = queries.shape
     page_tokens, kv_heads = sizes(pages, layout)
