@@ -52,7 +52,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {**DENSE, "model_type": "mistral", "sliding_window": 9, **rope(10_000.0)},
     "mistral-full": {**DENSE, "model_type": "mistral", "sliding_window": None, **rope(10_000.0)},
     "gemma2": {
-        **GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, **rope(10_000.0),
+        **GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+        **rope(10_000.0),
     },
     "gemma3": {
         **GEMMA, "model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": None,
@@ -63,7 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {
-        **DENSE, **EXPERTS, "model_type": "mixtral", "num_local_experts": 4, "sliding_window": None, **rope(1_000_000.0),
+        **DENSE, **EXPERTS, "model_type": "mixtral", "num_local_experts": 4, "sliding_window": None,
+        **rope(1_000_000.0),
     },
     "qwen3_moe": {
         **DENSE, **EXPERTS, "model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 24,
