@@ -188,7 +188,7 @@ def test_latents_are_written_once_and_read_as_keys_and_values(layout: Any) -> No
     keys = np.where(positions[..., None, None] >= 0, entries[rows, np.maximum(positions, 0), 0], 0)
     laid = jnp.asarray(pages if layout == "tokens_first" else np.swapaxes(pages, 3, 4))
     for attend in ATTENTIONS.values():
-        attention = jax.jit(WriteThenRead(attend, layout), static_argnums=4)
+        attention = jax.jit(functools.partial(WriteThenRead(attend, layout)), static_argnums=4)
         got, written = attention(queries, keys, np.full_like(keys, np.nan), laid, 1, table, positions)
         want = dense(queries, entries, positions, None, None, HEAD_DIM**-0.5)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5)
