@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import Parameter
 from mcjax.errors import ConfigError
 from mcjax.models.checkpoint import KEY
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.pieces import joined, pieces
+from mcjax.models.piece_weights import PieceWeights
+from mcjax.models.pieces import Piece, Window
 
 NAMES = {"embedding": "token_embd.weight", "final_norm.gain": "output_norm.weight", "head": "output.weight"}
 IN_BLOCK = {
@@ -30,23 +28,25 @@ IN_BLOCK = {
 }
 
 
-class GGUFWeights:
-    """Implements `mcjax.models.weights.WeightSource`: dequantised to float32, then of the config's dtype.
+class GGUFWeights(PieceWeights):
+    """Implements `mcjax.models.weights.PlacedSource`: dequantised to float32, then of the config's dtype.
 
     The file must be of exactly this config: what differs, or is in the file and in no Llama of ours (biases, frequency
     factors), is a `ConfigError` that names the field of `model`, or the tensor.
     """
 
+    in_windows = False
+
     def __init__(self, file: GGUFFile, config: ModelShape):
+        super().__init__(config.dtype)
         self._file = file
-        self._config = config
-        self._dtype = jnp.dtype(config.dtype)
         check(file, config)
 
-    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
-        """The parameter `name`."""
-        parts = [self._piece(piece.name, piece.shape) for piece in pieces(name, parameter)]
-        return jnp.asarray(joined(name, parameter, parts).astype(self._dtype))
+    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float32]]:
+        return [self._piece(piece.name, piece.shape)[window]]
+
+    def origin(self, piece: Piece) -> tuple[str, object, str]:
+        return KEY, self._file.path, f"its tensor {tensor_name(piece.name)}"
 
     def _piece(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         inside = tensor_name(name)
