@@ -16,7 +16,7 @@ from mcjax.models import builtin
 from mcjax.models.checkpoint import KEY, locate
 from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
+from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.weights import PlacedSource
 
 
