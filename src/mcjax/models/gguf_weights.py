@@ -5,30 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import Parameter, parameters
+from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
 from mcjax.models.checkpoint import KEY
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_names import ARCHITECTURES, JOINED_LATENT, expert_name, tensor_name
 from mcjax.models.gguf_shape import FREQUENCY_FACTORS, check
-from mcjax.models.pieces import Piece, joined, pieces
+from mcjax.models.piece_weights import PieceWeights
+from mcjax.models.pieces import Piece, Window, pieces
 
 
-class GGUFWeights:
-    """Implements `mcjax.models.weights.WeightSource`: dequantised to float32, then of the shape's dtype.
+class GGUFWeights(PieceWeights):
+    """Implements `mcjax.models.weights.PlacedSource`: dequantised to float32, then of the shape's dtype.
 
     The file must be of exactly this shape: what differs, or is in the file and in no such model of ours, is a
     `ConfigError` that names the field of `model`, or the tensor.
     """
 
+    in_windows = False
+
     def __init__(self, file: GGUFFile, shape: ModelShape):
+        super().__init__(shape.dtype)
         check(file, shape)
         self._file = file
         self._shape = shape
@@ -39,10 +41,11 @@ class GGUFWeights:
             if name not in used:
                 raise ConfigError(KEY, file.path, f"holds the tensor {name}, which this architecture has no use for")
 
-    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
-        """The parameter `name`."""
-        parts = [self.piece(piece) for piece in pieces(name, parameter)]
-        return jnp.asarray(joined(name, parameter, parts).astype(jnp.dtype(self._shape.dtype)))
+    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float32]]:
+        return [self.piece(piece)[window]]
+
+    def origin(self, piece: Piece) -> tuple[str, object, str]:
+        return KEY, self._file.path, f"its tensor {tensor_name(self._shape, piece.name)}"
 
     def piece(self, piece: Piece) -> NDArray[np.float32]:
         """One piece, of its declared shape."""
