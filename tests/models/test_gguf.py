@@ -217,5 +217,6 @@ def test_without_the_gguf_package(good: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_files_and_tokenizers_need_no_jax() -> None:
-    code = "import sys, mcjax.models.tokenizer, mcjax.models.bpe_tokenizer; sys.exit('jax' in sys.modules)"
+    names = ", ".join(f"mcjax.models.{name}" for name in ("tokenizer", "bpe_tokenizer", "gguf_shape"))
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import family_cases
-import gguf
 import gguf_families as families
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from mcjax.models import gguf_shape
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.pieces import joined, pieces
-
-KINDS = gguf.GGMLQuantizationType
-
 
 def made(folder: Path, case: str, older: bool = False, **metadata: Any) -> tuple[ModelShape, Path]:
     """The shape that a config of transformers says, and a file of it."""
@@ -72,7 +66,7 @@ def test_rotary_factors_of_llama_3_1_are_its_scaling(tmp_path: Path) -> None:
     path = families.write(tmp_path / "a.gguf", "llama", said, arrays)
     assert gguf_shape.read(str(path)).identity() == shape.identity()
     GGUFWeights(GGUFFile(path), shape)
-    with pytest.raises(ConfigError, match=r"model\.rope\.scaling='none'.*has llama3"):
+    with pytest.raises(ConfigError, match=r"model\.rope\.scaling=none.*has llama3"):
         GGUFWeights(GGUFFile(path), dataclasses.replace(shape, rope=None))
     arrays["rope_freqs.weight"][1] *= 1.5
     with pytest.raises(ConfigError, match=r"b\.gguf: its rope_freqs\.weight are not"):
@@ -125,8 +119,3 @@ def test_metadata_that_cannot_be_ours_is_named(
     _, path = made(tmp_path, case, **metadata)
     with pytest.raises(ConfigError, match=rf"{case}\.gguf.*{message}"):
         gguf_shape.read(str(path))
-
-
-def test_reading_a_shape_needs_no_jax() -> None:
-    code = "import sys, mcjax.models.gguf_shape; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
