@@ -22,7 +22,7 @@ from mcjax.errors import ChatTemplateError, ConfigError, MissingExtra
 from mcjax.models import builtin, catalogue
 from mcjax.models.checkpoint import locate
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
+from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.pieces import joined, pieces
 from mcjax.models.tokenizer import tokenizer_for
 

@@ -17,7 +17,7 @@ from mcjax.models.checkpoint import KEY, locate
 from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.digests import sha256_of
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
+from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.safetensors_directory import SafetensorsDirectory, weight_files
 from mcjax.models.safetensors_weights import SafetensorsWeights
 from mcjax.models.weights import PlacedSource
