@@ -37,9 +37,7 @@ MOST_BYTES = 2
 """Of a weight, in a file that is not all float32: bfloat16."""
 
 
-def read(
-    path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None
-) -> ModelShape:
+def read(path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None) -> ModelShape:
     """The shape of the GGUF file at `path` (as `model.checkpoint` says it), which is its checkpoint too.
 
     Raises `ConfigError` for an architecture that is not read here, and for metadata that is missing.
@@ -264,7 +262,9 @@ def _leaves(name: str, ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
     if not (dataclasses.is_dataclass(ours) and dataclasses.is_dataclass(theirs)):
         return [(name, ours, theirs)]
     fields = [field.name for field in dataclasses.fields(ours)]
-    return [leaf for field in fields for leaf in _leaves(f"{name}.{field}", getattr(ours, field), getattr(theirs, field))]
+    return [
+        leaf for field in fields for leaf in _leaves(f"{name}.{field}", getattr(ours, field), getattr(theirs, field))
+    ]
 
 
 def _same(ours: Any, theirs: Any) -> bool:
