@@ -190,7 +190,8 @@ def test_ids_equal_those_of_transformers(pairs: dict[str, Any], kind: str, text:
 @given(data=st.data())
 def test_texts_of_any_ids_equal_those_of_transformers(pairs: dict[str, Any], kind: str, data: st.DataObject) -> None:
     ours, theirs = pairs[kind]
-    known = sorted(theirs.get_vocab().values())
+    # A run of bytes that is no UTF-8 as a whole they make U+FFFD of, byte by byte; we keep what of it is.
+    known = sorted(index for text, index in theirs.get_vocab().items() if not text.startswith("<0x"))
     ids = data.draw(st.lists(st.sampled_from(known), max_size=20))
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
