@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +28,9 @@ DEFAULT_SHAPE = catalogue.model("tiny")
 # With random weights and tied embeddings a model echoes its last token unless what the layers add outweighs the
 # embedding they start from, and attention must be sharp enough for distant tokens to matter. Chosen by looking at
 # greedy outputs: tests/models/test_builtin.py holds them to it.
-EMBEDDING_SCALE = 0.1
-QUERY_KEY_GAIN = 2.5
-RESIDUAL_GAIN = 2.0
+GAINS: Mapping[str, float] = MappingProxyType(
+    {"embedding": 0.1, "query": 2.5, "key": 2.5, "output": 2.0, "down": 2.0}
+)
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:
@@ -38,9 +40,13 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
 
 
 class SeededWeights:
-    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name). Implements `WeightSource`."""
+    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name). Implements `WeightSource`.
 
-    def __init__(self, shape: ModelShape, seed: int):
+    `gains` are by the last part of a piece's name, 1 where there is none.
+    """
+
+    def __init__(self, shape: ModelShape, seed: int, gains: Mapping[str, float] = GAINS):
+        self._gains = gains
         self._dtype = jnp.dtype(shape.dtype)
         self._seed = seed
 
@@ -57,17 +63,8 @@ class SeededWeights:
         generator = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64))
         raw = generator.random_raw(math.prod(piece.shape)) >> np.uint64(11)  # 53 bits: exact as float64
         centred = raw.astype(np.float64) - (2.0**52 - 0.5)
-        half_width = _gain(piece.name) * math.sqrt(3.0 / piece.fan_in)
+        half_width = self._gains.get(piece.name.rpartition(".")[2], 1.0) * math.sqrt(3.0 / piece.fan_in)
         return (centred * (half_width / 2.0**52)).reshape(piece.shape)
-
-
-def _gain(name: str) -> float:
-    last = name.rsplit(".", 1)[-1]
-    if last in ("query", "key"):
-        return QUERY_KEY_GAIN
-    if last in ("output", "down"):
-        return RESIDUAL_GAIN
-    return EMBEDDING_SCALE if last == "embedding" else 1.0
 
 
 def build(shape: ModelShape = DEFAULT_SHAPE, seed: int = 0, max_positions: int = 4096) -> Decoder:
