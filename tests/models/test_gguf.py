@@ -17,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mcjax.cost.parameters import parameters
 from mcjax.errors import ChatTemplateError, ConfigError, MissingExtra
 from mcjax.models import builtin, catalogue
 from mcjax.models.checkpoint import locate
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
-from mcjax.models.llama import LlamaConfig
+from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.pieces import joined, pieces
 from mcjax.models.tokenizer import tokenizer_for
 
 
@@ -41,16 +42,17 @@ def test_every_weight_arrives_where_it_belongs(tmp_path: Path, tied: bool, dtype
     width = {"float32": 4, "bfloat16": 2}[dtype]
     shape = dataclasses.replace(small.SHAPE, tied_embeddings=tied)
     path = small.write(tmp_path / "model.gguf", shape)
-    config = dataclasses.replace(LlamaConfig.from_shape(shape), dtype=dtype)
+    config = at(path, tied_embeddings=tied, dtype_bytes=width, kv_dtype_bytes=width)
     source = GGUFWeights(GGUFFile(path), config)
-    wanted = small.weights(LlamaConfig.from_shape(shape))
-    for name, weight in wanted.items():
-        found = source(name, weight.shape, 1)
+    wanted = small.weights(shape)
+    for name, parameter in parameters(config).items():
+        found = source(name, parameter)
         assert found.dtype == jnp.dtype(dtype)
+        weight = joined(name, parameter, [wanted[piece.name] for piece in pieces(name, parameter)])
         np.testing.assert_array_equal(np.asarray(found), np.asarray(jnp.asarray(weight, jnp.dtype(dtype))), name)
     # What a model asks for is what was compared.
-    loaded = catalogue.load(at(path, tied_embeddings=tied, dtype_bytes=width, kv_dtype_bytes=width), 0, 64)
-    assert loaded.model.config == config
+    loaded = catalogue.load(config, 0, 64)
+    assert loaded.model.shape == config
     leaves = [leaf for leaf in jax.tree.leaves(loaded.model) if leaf.dtype == jnp.dtype(dtype)]
     assert sum(leaf.size for leaf in leaves) - (loaded.model.rotary[...].size if dtype == "float32" else 0) == sum(
         weight.size for weight in wanted.values()
@@ -171,7 +173,7 @@ def test_fingerprints_tell_content_config_dtype_and_seed_apart(good: Path, tmp_p
     assert catalogue.load(at(good), 0, 8).fingerprint == name
     assert catalogue.fingerprint(at(copy), 1) == name  # the seed is that of random weights
     builtin_name = catalogue.fingerprint(small.SHAPE, 0)
-    assert builtin_name == builtin.fingerprint(LlamaConfig.from_shape(small.SHAPE), 0)
+    assert builtin_name == builtin.fingerprint(small.SHAPE, 0)
     different = {
         name,
         builtin_name,

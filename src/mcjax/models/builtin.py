@@ -12,16 +12,14 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.cost import catalogue
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import Parameter
 from mcjax.models.decoder import Decoder
-from mcjax.models.pieces import Piece, joined, pieces
+from mcjax.models.piece_weights import PieceWeights
+from mcjax.models.pieces import Piece, Window
 
 DEFAULT_SHAPE = catalogue.model("tiny")
 
@@ -39,23 +37,26 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-class SeededWeights:
-    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name). Implements `WeightSource`.
+class SeededWeights(PieceWeights):
+    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name); gains are ones, biases zeros.
 
-    `gains` are by the last part of a piece's name, 1 where there is none.
+    `gains` go by the last part of a piece's name, 1 where there is none.
     """
 
+    in_windows = False
+
     def __init__(self, shape: ModelShape, seed: int, gains: Mapping[str, float] = GAINS):
+        super().__init__(shape.dtype)
         self._gains = gains
-        self._dtype = jnp.dtype(shape.dtype)
         self._seed = seed
 
-    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
-        """The parameter `name`; gains are ones, biases zeros."""
-        parts = [self.numbers(piece) for piece in pieces(name, parameter)]
-        return jnp.asarray(joined(name, parameter, parts).astype(self._dtype))
+    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float64]]:
+        return [self.drawn(piece)[window]]
 
-    def numbers(self, piece: Piece) -> NDArray[np.float64]:
+    def origin(self, piece: Piece) -> tuple[str, object, str]:
+        return "seed", self._seed, piece.name
+
+    def drawn(self, piece: Piece) -> NDArray[np.float64]:
         """Of one piece, in float64."""
         if piece.init != "uniform":
             return np.full(piece.shape, 1.0 if piece.init == "ones" else 0.0)

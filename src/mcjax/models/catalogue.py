@@ -6,13 +6,18 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+import jax
+from jax import ShapeDtypeStruct
+
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
 from mcjax.errors import ConfigError
 from mcjax.models import builtin
 from mcjax.models.checkpoint import KEY, locate
 from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
+from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.weights import PlacedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,27 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def load(shape: ModelShape, seed: int = 0, max_positions: int = 4096) -> Loaded:
-    """The model of `shape` on jax's default device; `seed` is that of the built-in weights.
+def source(shape: ModelShape, seed: int = 0) -> PlacedSource:
+    """The weights of `shape`, to be asked for one by one; `seed` is that of the built-in ones. Reads heads of files.
 
     Raises `ConfigError` for a checkpoint that is not there, is damaged, or is of another shape.
     """
-    name = fingerprint(shape, seed)
+    check_served(shape)
     if not shape.checkpoint:
-        return Loaded(builtin.build(shape, seed, max_positions), name)
-    source = GGUFWeights(GGUFFile(locate(shape.checkpoint)), shape)
-    return Loaded(Decoder(shape, max_positions, source), name)
+        return builtin.SeededWeights(shape, seed)
+    return GGUFWeights(GGUFFile(locate(shape.checkpoint)), shape)
+
+
+def outline(shape: ModelShape, max_positions: int) -> Decoder:
+    """The model with its rotary tables, and instead of parameters their shapes and types."""
+
+    def described(name: str, parameter: Parameter) -> jax.Array:
+        return ShapeDtypeStruct(parameter.shape, shape.dtype)  # pyright: ignore[reportReturnType]
+
+    return Decoder(shape, max_positions, described)
+
+
+def load(shape: ModelShape, seed: int = 0, max_positions: int = 4096) -> Loaded:
+    """The model of `shape`, whole on jax's default device. Raises what `source` raises."""
+    weights = source(shape, seed)
+    return Loaded(Decoder(shape, max_positions, weights), fingerprint(shape, seed))

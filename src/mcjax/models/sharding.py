@@ -20,7 +20,12 @@ TABLE = Parameter((1, 2, 1), (None, None, None))
 
 def axes_of(path: Sequence[Any], shape: ModelShape) -> Parameter:
     """What is declared of the parameter at a path of the model's state."""
-    name = ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in an attribute: the array
+    name = name_of(path)
     if name in ("rotary", "local_rotary"):
         return TABLE
     return parameters(shape)[name]
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """The parameter that lies at a path of the model's state."""
+    return ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in an attribute: the array

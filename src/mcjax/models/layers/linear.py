@@ -1,4 +1,4 @@
-"""The one product of activations with weights."""
+"""The one product of activations with weights, and that of rows which have a weight each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from mcjax.models.quantised import QuantArray, Weight
 
@@ -45,3 +45,25 @@ def einsum(spec: str, x: Float[Array, "..."], weight: Weight, flat: bool = True)
     axes = (((1,), (0 if first else matrix.ndim - 1,)), ((), ()))
     product = jax.lax.dot_general(rows, matrix, axes, precision=precision, preferred_element_type=jnp.float32)
     return product[:height].reshape(*x.shape[: len(ours) - count], *kept)
+
+
+def grouped(
+    x: Float[Array, "N I"], weight: Weight, owners: Int[Array, " N"], flat: bool = True
+) -> Float[Array, "N ..."]:
+    """Row n times `weight[owners[n]]`, summed and given in float32; `owners` ascend. Of a weight `[X, I, ...]`.
+
+    Compiled for a CPU, every row meets every weight, as zeros but for its own: X times the work, and a row's
+    bits depend on that row alone. `flat` is `einsum`'s.
+    """
+    if isinstance(weight, QuantArray):
+        raise NotImplementedError("quantised weights")
+    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    sizes = jnp.bincount(owners, length=weight.shape[0]).astype(jnp.int32)
+
+    def product(matrices: Float[Array, "X I O"]) -> Float[Array, "N O"]:
+        return jax.lax.ragged_dot(x, matrices, sizes, precision=precision, preferred_element_type=jnp.float32)
+
+    count, inputs, *kept = weight.shape
+    if flat or len(kept) == 1:
+        return product(weight.reshape(count, inputs, -1)).reshape(-1, *kept)
+    return jnp.stack([product(weight[:, :, part]) for part in range(kept[0])], axis=1)
