@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 from safetensors import safe_open
 from safetensors.flax import save_file
@@ -40,7 +39,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A model being trained: what it is, and where its files go (`NAME.safetensors`, `NAME.state.safetensors`)."""
+    """A model being trained: what it is, and where its files go (`FOLDER/NAME`)."""
 
     name: str
     shape: ModelShape
@@ -48,12 +47,13 @@ class Learner:
     folder: Path
 
     @property
-    def weights(self) -> Path:
-        return self.folder / f"{self.name}.safetensors"
+    def directory(self) -> Path:
+        return self.folder / self.name
 
     @property
     def state(self) -> Path:
-        return self.folder / f"{self.name}.state.safetensors"
+        """Beside the directory, which is for others to read."""
+        return self.folder / f"{self.name}.state"
 
     def asked(self, text: Corpus) -> dict[str, str]:
         """What a state must have come from to go on from it here."""
@@ -152,10 +152,3 @@ def _restored(learner: Learner, text: Corpus, params: dict[str, Array], optimize
         jax.tree_util.tree_unflatten(shape, leaves),
         step,
     )
-
-
-def held_out_rows(text: Corpus, length: int = 512, count: int | None = None) -> Any:
-    """`[R, length + 1]` tokens of what was held out."""
-    rows = (text.held_out.size - 1) // length
-    places = np.arange(min(rows, count or rows))[:, None] * length + np.arange(length + 1)
-    return text.held_out[places]

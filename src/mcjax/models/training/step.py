@@ -103,10 +103,11 @@ Logits = Callable[[Any, Int[Array, "B T"], Int[Array, "B T"]], Float[Array, "B T
 
 def untrained(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Array], Logits]:
     """Parameters by name as training begins with them, and the model as a function of parameters."""
-    return _apart(Decoder(shape, recipe.context_tokens, SeededWeights(shape, recipe.seed, GAINS)))
+    return as_function(Decoder(shape, recipe.context_tokens, SeededWeights(shape, recipe.seed, GAINS)))
 
 
-def _apart(model: Decoder) -> tuple[dict[str, Array], Logits]:
+def as_function(model: Decoder) -> tuple[dict[str, Array], Logits]:
+    """A model's parameters by name, and the logits that it has with any of their kind."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     paths = {".".join(map(str, path)): path for path, _ in nnx.to_flat_state(params)}
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from mcjax.models.byte_tokenizer import ByteTokenizer
 
+LICENCE = "Python Software Foundation License Version 2"
 LEFT_OUT = frozenset(
     "aifc antigravity asynchat asyncore cgi cgitb chunk crypt distutils ensurepip idlelib imghdr imp lib2to3 mailcap"
     " msilib nntplib pipes pydoc_data site-packages smtpd sndhdr sunau telnetlib test this tkinter turtle turtledemo"
