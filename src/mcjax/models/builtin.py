@@ -51,12 +51,12 @@ class SeededWeights(PieceWeights):
         self._seed = seed
 
     def read(self, piece: Piece, window: Window) -> list[NDArray[np.float64]]:
-        return [self.drawn(piece)[window]]
+        return [self.numbers(piece)[window]]
 
     def origin(self, piece: Piece) -> tuple[str, object, str]:
         return "seed", self._seed, piece.name
 
-    def drawn(self, piece: Piece) -> NDArray[np.float64]:
+    def numbers(self, piece: Piece) -> NDArray[np.float64]:
         """Of one piece, in float64."""
         if piece.init != "uniform":
             return np.full(piece.shape, 1.0 if piece.init == "ones" else 0.0)
