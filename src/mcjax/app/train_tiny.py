@@ -1,4 +1,4 @@
-"""`mcjax train-tiny [DIR]`: train the built-in model and its draft again, on this machine's CPU, from Python's own text.
+"""`mcjax train-tiny [DIR]`: train the built-in model and its draft again, from text that ships with Python.
 
 Writes DIR/tiny and DIR/tiny-draft, as Hugging Face model directories: `mcjax model=tiny model.checkpoint=DIR/tiny`.
 --measure trains nothing: it says how well the models that ship with mcjax know text that they have not seen.
@@ -71,7 +71,9 @@ def _tell_differences(text: Corpus) -> None:
         return
     differing = text.differences(known["parts"])
     shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
-    print(f"the shipped models learnt {known['origin']}: of {len(known['parts'])} files {len(differing)} differ ({shown})")
+    print(
+        f"the shipped models learnt {known['origin']}: of {len(known['parts'])} files {len(differing)} differ ({shown})"
+    )
 
 
 def _measure(text: Corpus) -> int:
@@ -80,6 +82,8 @@ def _measure(text: Corpus) -> int:
     results, both = shipped(text)
     print(f"{'':<12}{'bits per byte':>14}{'token right':>13}{'median margin':>15}{'margin < 0.01':>15}")
     for name, each in results.items():
-        print(f"{name:<12}{each.bits_per_byte:>14.3f}{each.right:>13.1%}{each.median_margin:>15.3f}{each.narrow:>15.2%}")
+        print(
+            f"{name:<12}{each.bits_per_byte:>14.3f}{each.right:>13.1%}{each.median_margin:>15.3f}{each.narrow:>15.2%}"
+        )
     print(f"tiny-draft finds the same token likeliest as tiny: {both.same:.1%}; sampling accepts {both.accepted:.1%}")
     return 0

@@ -1,6 +1,6 @@
-"""The built-in model: a small Llama whose weights are a function of a seed, so that a demo needs no download.
+"""Random weights as a function of a seed, for any shape without a checkpoint: what is not about text needs no others.
 
-Weights are uniform numbers from a counter-based generator (Philox) made by integer arithmetic and one correctly rounded
+They are uniform numbers from a counter-based generator (Philox) made by integer arithmetic and one correctly rounded
 product: bit-equal on every machine, and each parameter independent of the others.
 """
 
@@ -22,13 +22,13 @@ from mcjax.models.piece_weights import PieceWeights
 from mcjax.models.pieces import Piece, Window
 
 DEFAULT_SHAPE = catalogue.model("tiny")
+TRAINED = "package:mcjax/models/trained/"
+"""How `model.checkpoint` of `model=tiny` and `model=tiny-draft` begins; `models/training` makes those weights."""
 
 # With random weights and tied embeddings a model echoes its last token unless what the layers add outweighs the
 # embedding they start from, and attention must be sharp enough for distant tokens to matter. Chosen by looking at
 # greedy outputs: tests/models/test_builtin.py holds them to it.
-GAINS: Mapping[str, float] = MappingProxyType(
-    {"embedding": 0.1, "query": 2.5, "key": 2.5, "output": 2.0, "down": 2.0}
-)
+GAINS: Mapping[str, float] = MappingProxyType({"embedding": 0.1, "query": 2.5, "key": 2.5, "output": 2.0, "down": 2.0})
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:

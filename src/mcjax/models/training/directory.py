@@ -16,18 +16,20 @@ from mcjax.cost.parameters import parameters
 from mcjax.models.byte_tokenizer import ByteTokenizer
 from mcjax.models.hugging_face import Dialect, stored
 from mcjax.models.pieces import parted, pieces
+from mcjax.models.tokenizer import BYTES
 from mcjax.models.training.loop import write
 
-CARD, CONFIG, WEIGHTS = "card.json", "config.json", "model.safetensors"
+CARD, WEIGHTS = "card.json", "model.safetensors"
 
 
 def write_directory(path: Path, shape: ModelShape, values: dict[str, Array], card: dict[str, Any]) -> None:
-    """`model.safetensors`, `config.json` and `card.json` under `path`: what `model.checkpoint` and transformers read."""
+    """The directory `path`, as `model.checkpoint` wants it; transformers reads the model too."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: jnp.asarray(value, jnp.bfloat16) for name, value in _tensors(shape, values).items()}
     write(path / WEIGHTS, tensors, {"format": "pt"})  # transformers reads no file that does not say so
-    (path / CONFIG).write_text(json.dumps(_config(shape), indent=2) + "\n", encoding="utf-8")
-    (path / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    said = {"config.json": _config(shape), "tokenizer_config.json": {"tokenizer_class": BYTES}, CARD: card}
+    for name, content in said.items():
+        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def rounded(values: dict[str, Array]) -> dict[str, Array]:

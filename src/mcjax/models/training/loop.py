@@ -121,7 +121,11 @@ def _named(params: dict[str, Array], optimizer: Any) -> dict[str, Array]:
 
 def _store(learner: Learner, text: Corpus, params: dict[str, Array], optimizer: Any, step: int) -> None:
     learner.folder.mkdir(parents=True, exist_ok=True)
-    write(learner.state, _named(params, optimizer), learner.asked(text) | {"step": str(step), "steps": str(learner.recipe.steps)})
+    write(
+        learner.state,
+        _named(params, optimizer),
+        learner.asked(text) | {"step": str(step), "steps": str(learner.recipe.steps)},
+    )
 
 
 def write(path: Path, tensors: dict[str, Array], metadata: dict[str, str]) -> None:
@@ -139,7 +143,9 @@ def _restored(learner: Learner, text: Corpus, params: dict[str, Array], optimize
                 if metadata.get(key) != value:
                     raise ConfigError("--resume", learner.state, f"was trained with another {key}; leave --resume out")
             step, steps = int(metadata["step"]), int(metadata["steps"])
-            if steps != learner.recipe.steps and step > min(learner.recipe.first_steps, replace(learner.recipe, steps=steps).first_steps):
+            if steps != learner.recipe.steps and step > min(
+                learner.recipe.first_steps, replace(learner.recipe, steps=steps).first_steps
+            ):
                 problem = f"is at step {step}, past those that do not depend on --steps; it was trained for {steps}"
                 raise ConfigError("--steps", learner.recipe.steps, problem)
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -37,7 +37,7 @@ COUNTED = 40
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`part` is the file that it comes from; `turns` are questions with their answers, or one text without a question."""
+    """`part` is the file that it comes from; `turns` are questions with answers, or one text without a question."""
 
     part: str
     name: str
