@@ -106,7 +106,7 @@ def sha256_of(path: Path) -> str:
 
 @functools.cache
 def _sha256(path: str, size: int, changed_ns: int) -> str:
-    return digests.sha256_of([Path(path)])[0]
+    return digests.sha256_of([Path(path)])[0]  # which keeps those of large files from run to run
 
 
 def _meant(path: Path, section: Mapping[str, Any]) -> Path:
