@@ -98,8 +98,9 @@ def test_a_shape_that_differs_is_refused_by_field(good: Path, field: str, change
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen3"}, "architecture 'qwen3'"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"general.architecture": "falcon"}, r"architecture 'falcon'; allowed: llama, qwen2, qwen3"),
+        ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "longrope"),
+        ({"llama.rope.scaling.type": "yarn"}, r"lacks the metadata llama\.rope\.scaling\.factor"),
         ({"llama.block_count": None}, r"lacks the metadata llama\.block_count"),
         ({"llama.block_count": "2"}, r"llama\.block_count is of type str"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "rms_epsilon"),
@@ -216,5 +217,6 @@ def test_without_the_gguf_package(good: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_files_and_tokenizers_need_no_jax() -> None:
-    code = "import sys, mcjax.models.tokenizer, mcjax.models.bpe_tokenizer; sys.exit('jax' in sys.modules)"
+    names = ", ".join(f"mcjax.models.{name}" for name in ("tokenizer", "bpe_tokenizer", "gguf_shape"))
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

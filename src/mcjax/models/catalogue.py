@@ -15,8 +15,13 @@ from mcjax.errors import ConfigError
 from mcjax.models import builtin
 from mcjax.models.checkpoint import KEY, locate
 from mcjax.models.decoder import Decoder, check_served
+from mcjax.models.digests import sha256_of
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.orbax_directory import is_orbax, read_directory
+from mcjax.models.orbax_weights import OrbaxWeights
+from mcjax.models.safetensors_directory import SafetensorsDirectory, weight_files
+from mcjax.models.safetensors_weights import SafetensorsWeights
 from mcjax.models.weights import PlacedSource
 
 
@@ -29,16 +34,26 @@ class Loaded:
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:
-    """What `load` would say, without loading: a sha256 over config, dtype and the checkpoint's bytes (or the seed)."""
+    """What `load` would say, without loading: a sha256 over config, dtype and the checkpoint's bytes (or the seed).
+
+    Those of files are kept (`digests`). A directory's files count by what is in them, not by their names.
+    """
     check_served(shape)
     if not shape.checkpoint:
         return builtin.fingerprint(shape, seed)
     path = locate(shape.checkpoint)
+    if is_orbax(path):
+        content = {name: stored.digest for name, stored in read_directory(path).parameters.items()}
+        return _named(content, shape)
     try:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digests = sha256_of(weight_files(path) if path.is_dir() else [path])
     except OSError as problem:
         raise ConfigError(KEY, path, f"cannot be read: {problem.strerror}") from None
+    content = sorted(digests) if path.is_dir() else digests[0]
+    return _named(content, shape)
+
+
+def _named(content: object, shape: ModelShape) -> str:
     words = json.dumps({"checkpoint": content, **shape.identity()}, sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
@@ -51,7 +66,17 @@ def source(shape: ModelShape, seed: int = 0) -> PlacedSource:
     check_served(shape)
     if not shape.checkpoint:
         return builtin.SeededWeights(shape, seed)
-    return GGUFWeights(GGUFFile(locate(shape.checkpoint)), shape)
+    path = locate(shape.checkpoint)
+    if is_orbax(path):
+        return OrbaxWeights(read_directory(path), shape)
+    if path.is_dir():
+        try:
+            return SafetensorsWeights(SafetensorsDirectory(path), shape)
+        except ConfigError as problem:
+            if shape.checkpoint.startswith(builtin.TRAINED):
+                problem.add_note("the built-in weights have one size; model.checkpoint='' takes random ones of any")
+            raise
+    return GGUFWeights(GGUFFile(path), shape)
 
 
 def outline(shape: ModelShape, max_positions: int) -> Decoder:

@@ -23,23 +23,27 @@ FREQUENCY_FACTORS = "rope_freqs.weight"
 """What Llama 3.1's scaling divides each rotary frequency by."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of every model published with that scaling; the file has its result alone."""
-UNSTATED = {
-    "llama": {"layer_windows"},  # llama.cpp runs Mistral without its window
-    "qwen2": set[str](),
-    "qwen3": set[str](),
-    "qwen3moe": {"routing"},
-    "gemma2": {"query_scale"},
-    "gemma3": {"query_scale"},
-    "deepseek2": {"rope.mscale", "rope.truncate", "routing.groups", "routing.groups_per_token"},
+UNSTATED: dict[str, dict[str, str | None]] = {
+    "llama": {"layer_windows": "attention.sliding_window"},  # llama.cpp runs Mistral without its window
+    "qwen3moe": {"routing.normalised": None},
+    "gemma2": {"query_scale": None},
+    "gemma3": {"query_scale": None},
+    "deepseek2": {
+        "rope.mscale": None,
+        "routing.groups": "expert_group_count",
+        "routing.groups_per_token": "expert_group_used_count",
+    },
 }
-NOT_COMPARED = {"name", "checkpoint", "max_context_tokens", "dtype_bytes", "kv_dtype_bytes", "rope_theta", "rope"}
-MOST_BYTES = 2
-"""Of a weight, in a file that is not all float32: bfloat16."""
+"""Fields of a shape that a file does not state, or only by this key, by architecture."""
+TOKENS = "tokenizer.ggml.tokens"
+NOT_COMPARED = {"name", "checkpoint", "max_context_tokens", "dtype_bytes", "kv_dtype_bytes", "quantisation"}
+"""Fields of a shape that are not the checkpoint's own."""
+SOFTMAX, SIGMOID = 1, 2
+"""llama.cpp's numbers of the functions that weight experts."""
+EXPERTS_OF_V3 = 256
 
 
-def read(
-    path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None
-) -> ModelShape:
+def read(path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None) -> ModelShape:
     """The shape of the GGUF file at `path` (as `model.checkpoint` says it), which is its checkpoint too.
 
     Raises `ConfigError` for an architecture that is not read here, and for metadata that is missing.
@@ -52,7 +56,7 @@ def shape_of(
     file: GGUFFile, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None, at: str = ""
 ) -> ModelShape:
     """The shape that the metadata states; `dtype_bytes` None: float32 if all tensors are, else bfloat16."""
-    width = dtype_bytes or (4 if file.all_float32 else MOST_BYTES)
+    width = dtype_bytes or (4 if file.all_float32 else 2)
     config = hugging_face_config(file)
     try:
         return ModelShape.from_hugging_face(
@@ -76,7 +80,12 @@ def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
     if architecture == "deepseek2":
         return config | _deepseek(said)
     if architecture == "qwen3moe":
-        return config | {"model_type": "qwen3_moe", "norm_topk_prob": True, **_experts(said, "num_experts")}
+        return config | {
+            "model_type": "qwen3_moe",
+            "norm_topk_prob": True,
+            **_experts(said, "num_experts"),
+            **_width(said),
+        }
     return config | {"model_type": architecture, "use_sliding_window": False}
 
 
@@ -119,7 +128,6 @@ def _common(said: _Metadata) -> dict[str, Any]:
         "max_position_embeddings": said.whole("context_length", 4096),
         "rms_norm_eps": said.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": OUTSIDE["head"] not in names,
-        "attention_bias": "blk.0.attn_q.bias" in names,
         "rope_parameters": _rope(said),
     }
 
@@ -169,11 +177,12 @@ def frequency_factors(theta: float, dim: int, scaling: dict[str, Any]) -> np.nda
 
 
 def _experts(said: _Metadata, count: str) -> dict[str, Any]:
-    return {
-        count: said.whole("expert_count"),
-        "num_experts_per_tok": said.whole("expert_used_count"),
-        "moe_intermediate_size": said.whole("expert_feed_forward_length", said.whole("feed_forward_length", 0)),
-    }
+    return {count: said.whole("expert_count"), "num_experts_per_tok": said.whole("expert_used_count")}
+
+
+def _width(said: _Metadata) -> dict[str, Any]:
+    """Of one expert."""
+    return {"moe_intermediate_size": said.whole("expert_feed_forward_length")}
 
 
 def _llama(said: _Metadata) -> dict[str, Any]:
@@ -210,18 +219,18 @@ def _gemma(said: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
 def _deepseek(said: _Metadata) -> dict[str, Any]:
     if said.whole("nextn_predict_layers", 0):
         raise ConfigError(KEY, said.file.path, "has layers that predict further tokens, which are not supported")
-    sigmoid, softmax = 2, 1
-    gating = said.whole("expert_gating_func", softmax)
-    if gating not in (sigmoid, softmax):
-        raise ConfigError(KEY, said.file.path, f"its deepseek2.expert_gating_func {gating} is not known")
-    turned = said.whole("rope.dimension_count")
-    biased = any(name.endswith("exp_probs_b.bias") for name in said.file.tensor_names)
-    heads = said.whole("attention.head_count")
+    if said.whole("expert_gating_func", SOFTMAX) != SIGMOID:
+        problem = "weights its experts by a softmax, as DeepSeek-V2 does; DeepSeek-V3's sigmoid is supported"
+        raise ConfigError(KEY, said.file.path, problem)
+    turned, heads = said.whole("rope.dimension_count"), said.whole("attention.head_count")
     key = said.whole("attention.key_length_mla", said.whole("attention.key_length", 0))
+    grouped = said.whole("expert_count") == EXPERTS_OF_V3  # files from before there was a key for it
     return {
         "model_type": "deepseek_v3",
         **_experts(said, "n_routed_experts"),
+        **_width(said),
         "num_key_value_heads": heads,
+        "head_dim": turned,  # as transformers has it
         "q_lora_rank": said.whole("attention.q_lora_rank", 0) or None,
         "kv_lora_rank": said.whole("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
@@ -229,12 +238,12 @@ def _deepseek(said: _Metadata) -> dict[str, Any]:
         "v_head_dim": said.whole("attention.value_length_mla", said.whole("attention.value_length", 0)),
         "n_shared_experts": said.whole("expert_shared_count", 0),
         "first_k_dense_replace": said.whole("leading_dense_block_count", 0),
-        "n_group": said.whole("expert_group_count", 1),
-        "topk_group": said.whole("expert_group_used_count", 1),
+        "n_group": said.whole("expert_group_count", 8 if grouped else 1),
+        "topk_group": said.whole("expert_group_used_count", 4 if grouped else 1),
         "routed_scaling_factor": said.number("expert_weights_scale", 1.0),
         "norm_topk_prob": said.file.value("deepseek2.expert_weights_norm", bool, False),
-        "scoring_func": "sigmoid" if gating == sigmoid else "softmax",
-        "topk_method": "noaux_tc" if biased else "greedy",
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
         "rope_interleave": True,
     }
 
@@ -242,19 +251,22 @@ def _deepseek(said: _Metadata) -> dict[str, Any]:
 def check(file: GGUFFile, shape: ModelShape) -> None:
     """Raises `ConfigError`, by field, where the file states another shape than `shape`."""
     said = shape_of(file, dtype_bytes=shape.dtype_bytes, kv_dtype_bytes=shape.kv_dtype_bytes)
-    unstated = UNSTATED[file.value("general.architecture", str)]
-    pairs = {
-        field.name: (getattr(shape, field.name), getattr(said, field.name))
-        for field in dataclasses.fields(ModelShape)
-        if field.name not in NOT_COMPARED
+    architecture = file.value("general.architecture", str)
+    if TOKENS in file.metadata and len(file.texts(TOKENS)) > said.vocab:
+        raise file.damaged(f"it has {len(file.texts(TOKENS))} tokens and embeddings of {said.vocab}")
+    unstated = {
+        field
+        for field, key in UNSTATED.get(architecture, {}).items()
+        if key is None or f"{architecture}.{key}" not in file.metadata
     }
-    pairs["rope_theta"] = (shape.rotary.theta, said.rotary.theta)
-    pairs["rope"] = (shape.rotary, said.rotary)
-    if shape.family != said.family and shape.family in ("llama", "mistral"):
-        del pairs["family"]  # a Mistral without windows is a Llama to the format
-    for field, (ours, theirs) in pairs.items():
-        for name, mine, other in _leaves(field, ours, theirs):
-            if name not in unstated and name.partition(".")[0] not in unstated and not _same(mine, other):
+    for field in dataclasses.fields(ModelShape):
+        if field.name in NOT_COMPARED:
+            continue
+        ours, theirs = getattr(shape, field.name), getattr(said, field.name)
+        if field.name == "rope":
+            ours, theirs = shape.rotary, said.rotary
+        for name, mine, other in _leaves(field.name, ours, theirs):
+            if name not in unstated and not _same(mine, other):
                 shown = f"{other:g}" if isinstance(other, float) else other
                 raise ConfigError(f"model.{name}", mine, f"the checkpoint {file.path.name} has {shown}")
 
@@ -264,7 +276,9 @@ def _leaves(name: str, ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
     if not (dataclasses.is_dataclass(ours) and dataclasses.is_dataclass(theirs)):
         return [(name, ours, theirs)]
     fields = [field.name for field in dataclasses.fields(ours)]
-    return [leaf for field in fields for leaf in _leaves(f"{name}.{field}", getattr(ours, field), getattr(theirs, field))]
+    return [
+        leaf for field in fields for leaf in _leaves(f"{name}.{field}", getattr(ours, field), getattr(theirs, field))
+    ]
 
 
 def _same(ours: Any, theirs: Any) -> bool:

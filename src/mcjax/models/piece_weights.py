@@ -64,16 +64,16 @@ class PieceWeights(ABC):
     ) -> Iterator[tuple[tuple[tuple[int, int], ...], NDArray[Any]]]:
         if self.in_windows or len(places) == 1:
             for bounds in places:
-                yield bounds, self.numbers(name, parameter, tuple(slice(*pair) for pair in bounds))
+                yield bounds, self.part(name, parameter, tuple(slice(*pair) for pair in bounds))
             return
-        everything = self.numbers(name, parameter, whole(parameter.shape))
+        everything = self.part(name, parameter, whole(parameter.shape))
         for bounds in places:
             window = tuple(slice(*pair) for pair in bounds)
             shard = aligned(extent(window), self._dtype)
             _copy(shard, everything[window])
             yield bounds, shard
 
-    def numbers(self, name: str, parameter: Parameter, window: Window) -> NDArray[Any]:
+    def part(self, name: str, parameter: Parameter, window: Window) -> NDArray[Any]:
         """A window of the parameter, in the host's memory. Raises as a call does."""
         host = aligned(extent(window), self._dtype)
         parts = zip(pieces(name, parameter), windows(name, parameter, window), parted(name, host), strict=True)
