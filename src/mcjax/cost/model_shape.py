@@ -289,28 +289,37 @@ class ModelShape:
         name: str = "",
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
-        checkpoint: str = "",
+        checkpoint: str | None = None,
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one).
 
-        A directory that holds weights too is the checkpoint, unless `checkpoint` says another.
+        `checkpoint` None: the directory's weights, if it has any. Raises `ConfigError` too for weights that only torch
+        reads.
         """
         file = Path(path).expanduser()
-        if file.is_dir():
-            checkpoint = checkpoint or (str(file) if holds_weights(file) else "")
-            file = file / "config.json"
+        file = file / "config.json" if file.is_dir() else file
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError("model.path", path, f"is no readable config.json ({error})") from None
         if not isinstance(config, dict):
             raise ConfigError("model.path", path, "does not hold a JSON object")
         values = cast("dict[str, Any]", config)
+        if checkpoint is None:
+            checkpoint = weights_beside(file)
         return cls.from_hugging_face(
             values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
         )
 
 
-def holds_weights(folder: Path) -> bool:
-    """Whether a directory has weights in safetensors, as Hugging Face lays them out."""
-    return any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+def weights_beside(config: Path) -> str:
+    """The directory of a `config.json` that has weights; "" if it has none."""
+    folder = config.resolve().parent
+    names = sorted(file.name for file in folder.iterdir())
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return str(folder)
+    for name in names:
+        if name.endswith((".bin", ".pth", ".pt", ".gguf")):
+            fix = "model=gguf reads those" if name.endswith(".gguf") else "save the model as safetensors"
+            raise ConfigError("model.path", folder, f"has {name} and no safetensors: {fix}, or say model.checkpoint=''")
+    return ""
