@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mcjax.errors import ConfigError
+from mcjax.models import digests
 from mcjax.models.checkpoint import PACKAGE, locate
 from mcjax.workload.files import places
 
@@ -104,8 +105,7 @@ def sha256_of(path: Path) -> str:
 
 @functools.cache
 def _sha256(path: str, size: int, changed_ns: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digests.sha256_of([Path(path)])[0]  # which keeps those of large files from run to run
 
 
 def _meant(path: Path, target: str) -> Path:

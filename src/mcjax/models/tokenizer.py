@@ -18,14 +18,20 @@ def tokenizer_for(shape: ModelShape) -> Tokenizer:
 
 def from_checkpoint(checkpoint: str, vocab: int) -> Tokenizer:
     """The tokenizer in a checkpoint; bytes, if there is none. Raises `ConfigError` for one of more than `vocab` ids."""
-    tokenizer = _in_file(locate(checkpoint)) if checkpoint else ByteTokenizer()
+    tokenizer = _at(locate(checkpoint)) if checkpoint else ByteTokenizer()
     if tokenizer.vocab_size > vocab:
-        raise ConfigError("model.vocab", vocab, f"the tokenizer has {tokenizer.vocab_size} tokens")
+        where = f" of {checkpoint}" if checkpoint else ""
+        raise ConfigError("model.vocab", vocab, f"the tokenizer{where} has {tokenizer.vocab_size} tokens")
     return tokenizer
 
 
-def _in_file(path: Path) -> Tokenizer:
-    from mcjax.models.bpe_tokenizer import BPETokenizer  # here, so that bytes need none of the libraries
+def _at(path: Path) -> Tokenizer:
+    # Here, so that bytes need none of the libraries.
+    if path.is_dir():
+        from mcjax.models.directory_tokenizer import DirectoryTokenizer
+
+        return DirectoryTokenizer(path)
+    from mcjax.models.bpe_tokenizer import BPETokenizer
     from mcjax.models.gguf_file import GGUFFile
 
     return BPETokenizer(GGUFFile(path))
