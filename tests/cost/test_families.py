@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import pytest
-from family_cases import CONFIGS, rope
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_configs import PUBLISHED
 
+from family_cases import CONFIGS, rope
 from mcjax.cost.architecture import Latent, Rope, Routing
 from mcjax.cost.families.fields import WITHOUT_EFFECT
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
+from published_configs import PUBLISHED
 
 ALL = {**CONFIGS, **{f"published {name}": config for name, config in PUBLISHED.items()}}
 
