@@ -70,7 +70,12 @@ def source(shape: ModelShape, seed: int = 0) -> PlacedSource:
     if is_orbax(path):
         return OrbaxWeights(read_directory(path), shape)
     if path.is_dir():
-        return SafetensorsWeights(SafetensorsDirectory(path), shape)
+        try:
+            return SafetensorsWeights(SafetensorsDirectory(path), shape)
+        except ConfigError as problem:
+            if shape.checkpoint.startswith(builtin.TRAINED):
+                problem.add_note("the built-in weights have one size; model.checkpoint='' takes random ones of any")
+            raise
     return GGUFWeights(GGUFFile(path), shape)
 
 
