@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from family_cases import CONFIGS
 from numpy.typing import NDArray
 
-from family_cases import CONFIGS
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import Parameter
 from mcjax.models.hugging_face import Dialect, Stored, stored
