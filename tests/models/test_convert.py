@@ -83,7 +83,7 @@ def test_through_orbax_and_back_in_several_files(tmp_path: Path) -> None:
 
 
 def test_the_built_in_model_brings_its_bytes(tmp_path: Path) -> None:
-    shape = replace(catalogue.builtin.DEFAULT_SHAPE, layers=1)
+    shape = replace(catalogue.builtin.DEFAULT_SHAPE, layers=1, checkpoint="")
     convert(shape, Target(tmp_path / "tiny"), seed=4)
     at = shape_at(str(tmp_path / "tiny"))
     assert at.identity() == shape.identity()
@@ -136,7 +136,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, kind: str) -> None:
 
 
 def test_what_was_left_of_other_weights_is_not_taken_up(tmp_path: Path) -> None:
-    shape = replace(catalogue.builtin.DEFAULT_SHAPE, layers=1)
+    shape = replace(catalogue.builtin.DEFAULT_SHAPE, layers=1, checkpoint="")
 
     def stop(done: int, of: int) -> None:
         raise Stop

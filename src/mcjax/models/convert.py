@@ -85,7 +85,7 @@ def _room_for(shape: ModelShape, target: Target) -> Path:
     path = target.path
     if target.kind not in KINDS:
         raise ConfigError("to", target.kind, "is nothing that is written here", KINDS)
-    if shape.quantisation != "none":
+    if shape.identity().get("quantisation", "none") != "none":
         raise ConfigError(
             "model.quantisation", shape.quantisation, "weights are quantised as they are loaded", ("none",)
         )
