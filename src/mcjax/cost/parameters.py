@@ -41,6 +41,11 @@ def parameters(shape: ModelShape) -> dict[str, Parameter]:
     return dict(_all(shape))
 
 
+def attention_matrices(shape: ModelShape) -> int:
+    """Numbers in the matrices of one layer's attention."""
+    return sum(parameter.size for _, parameter in _attention(shape) if parameter.summed)
+
+
 def _gain(size: int, shape: ModelShape) -> Parameter:
     return Parameter((size,), (None,), init="zeros" if shape.unit_offset_norms else "ones")
 
