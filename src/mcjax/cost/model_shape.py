@@ -289,7 +289,7 @@ class ModelShape:
         name: str = "",
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
-        checkpoint: str | None = "",
+        checkpoint: str | None = None,
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one).
 
@@ -306,13 +306,13 @@ class ModelShape:
             raise ConfigError("model.path", path, "does not hold a JSON object")
         values = cast("dict[str, Any]", config)
         if checkpoint is None:
-            checkpoint = _weights_beside(file)
+            checkpoint = weights_beside(file)
         return cls.from_hugging_face(
             values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
         )
 
 
-def _weights_beside(config: Path) -> str:
+def weights_beside(config: Path) -> str:
     """The directory of a `config.json` that has weights; "" if it has none."""
     folder = config.resolve().parent
     names = sorted(file.name for file in folder.iterdir())
