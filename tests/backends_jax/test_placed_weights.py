@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from conftest import Lab
 
+from conftest import Lab
 from mcjax.backends.jax.placed_weights import PlacedWeights
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Programs
