@@ -214,7 +214,7 @@ def test_heads_of_a_device_divide_or_are_refused() -> None:
 def test_latents_are_not_for_kernels_that_read_keys_and_values() -> None:
     from mcjax.cost.catalogue import hardware, model
 
-    latent = replace(model("tiny"), name="latent", latent=Latent(32, 16, 16, 16))
+    latent = replace(model("tiny"), name="latent", kv_heads=4, latent=Latent(32, 16, 16, 16))
     with pytest.raises(ConfigError, match=r"model=latent: caches latents"):
         cases_of(latent, hardware("h800x8"), Sizes())
 
