@@ -313,7 +313,7 @@ class ModelShape:
         if checkpoint is None:
             checkpoint = weights_beside(file)
         return cls.from_hugging_face(
-            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
+            values, name or file.parent.resolve().name, dtype_bytes, kv_dtype_bytes, checkpoint
         )
 
 
@@ -331,7 +331,7 @@ def _from_plain_values(shape: ModelShape, name: str, kind: type[Any]) -> None:
 
 def weights_beside(config: Path) -> str:
     """The directory of a `config.json` that has weights; "" if it has none."""
-    folder = config.resolve().parent
+    folder = config.parent.resolve()  # of the name, not of the file: caches of the hub link to blobs elsewhere
     names = sorted(file.name for file in folder.iterdir())
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return str(folder)
