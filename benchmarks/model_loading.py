@@ -36,15 +36,14 @@ def checkpoints(folder: Path) -> dict[str, list[str]]:
             place = folder / f"smollm2-{dtype}-{kind}"
             if not place.exists() and convert([gguf, str(place), "--to", kind, "--dtype", dtype]):
                 raise SystemExit(1)
-            found = f"model.path={place}"
-            result[f"{kind}, {dtype}"] = ["model=hugging_face", found, f"model.checkpoint={place}"]
+            result[f"{kind}, {dtype}"] = ["model=hf", f"model.path={place}"]
     return result
 
 
 def files_of(overrides: list[str]) -> list[Path]:
     """Those that hold the weights."""
     given = dict(each.split("=", 1) for each in overrides)
-    path = locate(given.get("model.checkpoint") or catalogue.model("smollm2").checkpoint)
+    path = locate(given.get("model.path") or catalogue.model("smollm2").checkpoint)
     if path.is_file():
         return [path]
     return [file for file in path.rglob("*") if file.is_file() and not file.name.startswith("tokenizer")]

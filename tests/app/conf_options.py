@@ -123,7 +123,7 @@ def overrides_for(option: str, folder: Path) -> list[str]:
         "cost/measured": [f"cost.path={folder / 'measured.json'}"],
         "cost/aiconfigurator": ["hardware=h100x8", "model=qwen3-32b"],
         "model/gguf": [f"model.path={folder / 'small.gguf'}"],
-        "model/hugging_face": [f"model.path={folder / 'config.json'}"],
+        "model/hf": [f"model.path={folder / 'config.json'}"],
         "workload/slice": [f"workload.of.path={files['mooncake']}"],
         "workload/reblocked": [f"workload.of.path={files['mooncake']}"],
         "workload/superposed": ["+workload@workload.parts.one=chat"],

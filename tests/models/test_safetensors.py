@@ -234,7 +234,7 @@ def test_files_that_are_not_there_or_there_twice(tmp_path: Path) -> None:
     [
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
-        ("[]", "has no weight_map"),
+        ("[]", "does not hold a JSON object"),
         ('{"weight_map": {}}', "has no weight_map"),
         ('{"weight_map": {"a": 1}}', "says of a no file name"),
         ('{"weight_map": {"a": "../model-00001-of-00002.safetensors"}}', "no .safetensors file beside it"),

