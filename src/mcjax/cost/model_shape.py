@@ -16,6 +16,7 @@ from mcjax.types import KVFormat, KVGroup
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe")
 _MAY_BE_ZERO = ("experts", "experts_per_token", "expert_d_ff", "shared_experts", "dense_layers")
+QUANTISATIONS = ("none", "int8")
 _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
@@ -48,6 +49,8 @@ class ModelShape:
     """Added to the mean square in RMSNorm."""
     checkpoint: str = ""
     """Where the weights and the tokenizer are (`docs/models.md`); empty: the built-in ones, random by seed."""
+    quantisation: str = "none"
+    """Of weights, as they are loaded: `int8`, a scale an output channel; `none`: they keep the model's dtype."""
     family: str = "llama"
     """Which file of `mcjax/models/families` puts the layers together."""
     rope: Rope | None = None
@@ -98,6 +101,8 @@ class ModelShape:
             raise ConfigError("model.layer_windows", len(self.layer_windows), f"must be one a layer, {self.layers}")
         if self.activation not in ACTIVATIONS:
             raise ConfigError("model.activation", self.activation, "not supported", ACTIVATIONS)
+        if self.quantisation not in QUANTISATIONS:
+            raise ConfigError("model.quantisation", self.quantisation, "not supported", QUANTISATIONS)
         if self.heads % self.kv_heads:
             raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
         if (self.experts == 0) != (self.experts_per_token == 0) or self.experts_per_token > self.experts:
@@ -177,7 +182,12 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        return self.parameters * self.dtype_bytes
+        """As a device holds them."""
+        if self.quantisation == "none":
+            return self.parameters * self.dtype_bytes
+        from mcjax.cost.parameters import parameters, stored_bytes  # which declare those of a shape
+
+        return sum(stored_bytes(parameter, self) for parameter in parameters(self).values())
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -196,6 +206,7 @@ class ModelShape:
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
         checkpoint: str = "",
+        quantisation: str = "none",
     ) -> ModelShape:
         """Read a `config.json` of the Llama, Mistral, Qwen3, Mixtral or Qwen3-MoE family.
 
@@ -244,6 +255,7 @@ class ModelShape:
             rope_theta=config.get("rope_theta") or rotary.get("rope_theta") or 10_000.0,
             norm_eps=config.get("rms_norm_eps") or 1e-6,  # the families' own defaults, where a file leaves them out
             checkpoint=checkpoint,
+            quantisation=quantisation,
         )
 
     @classmethod
@@ -254,6 +266,7 @@ class ModelShape:
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
         checkpoint: str = "",
+        quantisation: str = "none",
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one)."""
         file = Path(path)
@@ -266,7 +279,7 @@ class ModelShape:
             raise ConfigError("model.path", path, "does not hold a JSON object")
         values = cast("dict[str, Any]", config)
         return cls.from_hugging_face(
-            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
+            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
         )
 
 

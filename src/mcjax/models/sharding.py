@@ -19,8 +19,15 @@ TABLE = Parameter((1, 2, 1), (None, None, None))
 
 
 def axes_of(path: Sequence[Any], shape: ModelShape) -> Parameter:
-    """What is declared of the parameter at a path of the model's state."""
-    name = ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in an attribute: the array
+    """What is declared of the parameter at a path of the model's state. Scales of a quantised one are cut as it is."""
+    name = ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in attributes: the array, its part
     if name in ("rotary", "local_rotary"):
         return TABLE
-    return parameters(shape)[name]
+    declared = parameters(shape)[name]
+    if getattr(path[-1], "name", "") != "scales":
+        return declared
+    dims = [
+        (1, None) if at in declared.summed else (declared.shape[at], declared.axes[at])
+        for at in range(len(declared.shape))
+    ]
+    return Parameter(tuple(size for size, _ in dims), tuple(axis for _, axis in dims))

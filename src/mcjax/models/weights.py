@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mcjax.cost.parameters import Parameter
-from mcjax.models.quantised import Weight
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter, parameters
+from mcjax.models.quantised import QuantArray, Weight, quantise
 
 
 class WeightSource(Protocol):
@@ -15,11 +16,16 @@ class WeightSource(Protocol):
 
 
 class Maker:
-    """Hands a module its parameters: what is declared for the shape, from a source."""
+    """Hands a module its parameters: what is declared for the shape, from a source, quantised as the shape says."""
 
-    def __init__(self, declared: dict[str, Parameter], source: WeightSource):
-        self._declared = declared
+    def __init__(self, shape: ModelShape, source: WeightSource):
+        self._declared = parameters(shape)
         self._source = source
+        self._int8 = shape.quantisation == "int8"
 
     def __call__(self, name: str) -> Weight:
-        return self._source(name, self._declared[name])
+        declared = self._declared[name]
+        weight = self._source(name, declared)
+        if self._int8 and declared.summed and not isinstance(weight, QuantArray):
+            return quantise(weight, declared.summed)
+        return weight
