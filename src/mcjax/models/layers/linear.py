@@ -12,6 +12,8 @@ from mcjax.models.quantised import QuantArray, Weight
 
 BLOCK_NUMBERS = 1 << 20
 """Of a quantised weight that are cast at once on a CPU: 4 MiB of float32 stay in its cache."""
+SMALL_NUMBERS = 1 << 15
+"""Weights of no more are cast whole."""
 
 
 def einsum(spec: str, x: Float[Array, "..."], weight: Weight, flat: bool = True) -> Float[Array, "..."]:
@@ -52,7 +54,7 @@ def _product(ours: str, theirs: str, out: str, x: Array, weight: Shaped[Array, "
     height = rows.shape[0]
     if height == 1 and x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
         rows = jnp.broadcast_to(rows, (2, inputs))
-    if flat and weight.dtype == jnp.int8 and weight.size > BLOCK_NUMBERS:
+    if flat and weight.dtype == jnp.int8 and weight.size > SMALL_NUMBERS:
         product = _in_blocks(rows, matrix, first)
     else:
         product = _rows_times(rows, matrix, first)
@@ -67,11 +69,11 @@ def _rows_times(rows: Float[Array, "N I"], matrix: Shaped[Array, "..."], first: 
 
 
 def _in_blocks(rows: Float[Array, "N I"], matrix: Shaped[Array, "..."], first: bool) -> Float[Array, "N O"]:
-    """The same of a large int8 matrix, some of its outputs at a time: XLA:CPU writes out what it casts, and reading a
-    whole weight back in the wider type takes longer than all else."""
+    """The same of an int8 matrix, some of its outputs at a time. XLA:CPU writes out what it casts: outside of a loop
+    (so there are two turns or more) many layers' weights at once, which costs memory, and more time than all else."""
     axis = 1 if first else 0
     outputs = matrix.shape[axis]
-    block = max(1, BLOCK_NUMBERS // matrix.shape[1 - axis])
+    block = max(1, min(BLOCK_NUMBERS // matrix.shape[1 - axis], -(-outputs // 2)))
 
     def one(number: Array, product: Array) -> Array:
         start = jnp.minimum(number * block, outputs - block)  # the last overlaps with the one before
@@ -91,6 +93,6 @@ def _cast(weight: Shaped[Array, "..."], x: Array) -> tuple[Float[Array, "..."], 
 def _scales(theirs: str, out: str, scales: Float[Array, "..."]) -> Float[Array, "..."]:
     """Scales of a weight of dimensions `theirs` as a factor of what has the dimensions `out`."""
     kept = [letter for letter in out if letter in theirs]
-    sizes = {letter: size for letter, size in zip(theirs, scales.shape, strict=True)}
+    sizes = dict(zip(theirs, scales.shape, strict=True))
     ordered = jnp.einsum(f"{theirs}->{''.join(kept)}", scales)  # what is left out has size one
     return ordered.reshape([sizes.get(letter, 1) for letter in out])
