@@ -11,7 +11,9 @@ import numpy as np
 from engine_timing import Contestant, peer
 
 from mcjax.backends.jax.programs import Geometry, Programs, pack_row
-from mcjax.models.llama import Llama, LlamaConfig
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
+from mcjax.models.decoder import Decoder
 
 SMOLLM2 = {
     "layers": 30,
@@ -41,14 +43,17 @@ class Ours:
     """The programs that an executor runs, on one device."""
 
     def __init__(self, sizes: dict[str, Any], dtype: str):
-        self.config = LlamaConfig(**sizes, dtype=dtype)
+        nbytes = jnp.dtype(dtype).itemsize
+        self.shape = ModelShape("same", **sizes, tied_embeddings=True, dtype_bytes=nbytes, kv_dtype_bytes=nbytes)
         draw = np.random.default_rng(0)
 
-        def weights(name: str, shape: tuple[int, ...], fan_in: int) -> jax.Array:
-            scale = fan_in**-0.5 if fan_in else 0.0
-            return jnp.asarray(draw.standard_normal(shape, dtype=np.float32) * scale + (fan_in == 0), dtype)
+        def weights(name: str, parameter: Parameter) -> jax.Array:
+            if parameter.init != "uniform":
+                return jnp.full(parameter.shape, parameter.init == "ones", dtype)
+            numbers = draw.standard_normal(parameter.shape, dtype=np.float32)
+            return jnp.asarray(numbers * parameter.fan_in**-0.5, dtype)
 
-        self.model = Llama(self.config, MAX_POSITIONS, weights)
+        self.model = Decoder(self.shape, MAX_POSITIONS, weights)
 
     def step(self, batch: int, width: int, start: int) -> Contestant:
         """`width` tokens of each of `batch` sequences, after `start` that are there already; up to the logits."""
@@ -64,7 +69,7 @@ class Ours:
                     width,
                     width,
                     start,
-                    draw.integers(0, self.config.vocab, width, dtype=np.int32),
+                    draw.integers(0, self.shape.vocab, width, dtype=np.int32),
                     list(range(row * pages_each, (row + 1) * pages_each)),
                     geometry,
                 )
@@ -83,15 +88,15 @@ class Ours:
     def read_bytes(self, batch: int, context: int) -> int:
         """What one decode step must read: every weight once, and the keys and values of all contexts."""
         weights = sum(leaf.nbytes for leaf in jax.tree.leaves(self._weights()))
-        return weights + batch * context * self.config.kv_bytes_per_token
+        return weights + batch * context * self.shape.kv_bytes_per_token
 
     def flops(self, tokens: int) -> float:
         """Of the prefill of one prompt: products with weights, causal attention, logits of the last token."""
-        config = self.config
-        attended = config.heads * config.head_dim
-        layer = config.d_model * (2 * attended + 2 * config.kv_heads * config.head_dim + 3 * config.d_ff)
+        shape = self.shape
+        attended = shape.heads * shape.head_dim
+        layer = shape.d_model * (2 * attended + 2 * shape.kv_heads * shape.head_dim + 3 * shape.d_ff)
         attention = 2 * attended * tokens * (tokens + 1)
-        return config.layers * (2.0 * layer * tokens + attention) + 2.0 * config.d_model * config.vocab
+        return shape.layers * (2.0 * layer * tokens + attention) + 2.0 * shape.d_model * shape.vocab
 
     def _weights(self) -> Any:
         from flax import nnx

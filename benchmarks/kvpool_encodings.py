@@ -94,9 +94,8 @@ class Reader:
         self.geometry = Geometry(BATCH * wide, PAGE_TOKENS, BATCH, CHUNK_TOKENS, CONTEXT_TOKENS, move_pages=wide)
         self._programs = Programs(loaded.model, self.geometry)
         self._device = self._programs.on(jax.local_devices()[0])
-        config = loaded.model.config
         dtype: Any = "float32" if shape.dtype_bytes == 4 else "bfloat16"
-        self.layout = BlockLayout(dtype, PAGE_TOKENS, config.layers * 2 * config.kv_heads, config.head_dim)
+        self.layout = BlockLayout(dtype, PAGE_TOKENS, shape.layers * 2 * shape.kv_heads, shape.head_dim)
         self._pages: Any = None
 
     def prompts(self, prompts: Sequence[Tokens]) -> list[NDArray[np.uint8]]:

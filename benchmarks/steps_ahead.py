@@ -27,7 +27,6 @@ from mcjax.cost import catalogue
 from mcjax.errors import UserError
 from mcjax.kernels.choice import KernelChoice
 from mcjax.kernels.proof.tpu import tpu_mesh, tpu_topology
-from mcjax.models.llama import LlamaConfig
 
 PALLAS = KernelChoice("pallas", "pallas", "pallas", "heads_first")
 
@@ -54,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _steps(options: argparse.Namespace) -> str:
-    config = LlamaConfig.from_shape(catalogue.model(options.model))
-    config = replace(config, layers=options.layers or config.layers)
+    shape = catalogue.model(options.model)
+    shape = replace(shape, layers=options.layers or shape.layers)
     mesh = tpu_mesh(options.topology, (len(tpu_topology(options.topology).devices),), ("chip",))
     place = Place(tuple(mesh.devices.flat))
     geometry = Geometry(
@@ -70,10 +69,10 @@ def _steps(options: argparse.Namespace) -> str:
     reports: list[tuple[str, StepReport]] = []
     for phase, rows, width in (("decode", options.batch, 1), ("prefill", 1, options.chunk_tokens)):
         name = f"{phase} of {rows} x {width}"
-        print(f"{options.model}, {config.layers} layers on {options.topology}: {name}", file=sys.stderr)
-        report = compile_step(config, geometry, place, rows, width, PALLAS)
+        print(f"{options.model}, {shape.layers} layers on {options.topology}: {name}", file=sys.stderr)
+        report = compile_step(shape, geometry, place, rows, width, PALLAS)
         reports.append((name, report))
-        results[f"{options.model}/{config.layers}/{options.topology}/{name}"] = {
+        results[f"{options.model}/{shape.layers}/{options.topology}/{name}"] = {
             **asdict(report),
             "hbm_bytes": report.hbm_bytes,
             "jax": metadata.version("jax"),

@@ -26,7 +26,7 @@ from mcjax.types import Sampling
 pytestmark = pytest.mark.timeout(600)  # interpreted kernels take long to compile
 
 GEOMETRY = Geometry(pages=14, page_tokens=8, max_batch=2, chunk_tokens=16, max_context_tokens=56, move_pages=4)
-SMALL = dataclasses.replace(builtin.DEFAULT_CONFIG, layers=2)  # interpreted kernels are slow
+SMALL = dataclasses.replace(builtin.DEFAULT_SHAPE, layers=2)  # interpreted kernels are slow
 PALLAS = KernelChoice("pallas", "pallas", "pallas", "heads_first")
 FIRST, SECOND = list(range(7)), [13, 2, 9, 4, 11, 0, 7]
 PROMPT, STEPS = 27, 8
@@ -154,8 +154,8 @@ def test_unwritten_pages_are_nan_whatever_their_layout(lab: Any, engines: Engine
 @pytest.mark.check_long
 def test_blocks_of_bfloat16_pages_are_the_same_words(lab: Any) -> None:
     """Pages of Pallas kernels are of the model's dtype on a CPU too; blocks are words, as XLA's pages are."""
-    config = dataclasses.replace(SMALL, dtype="bfloat16", layers=1)
-    model = builtin.build(config, max_positions=GEOMETRY.max_context_tokens)
+    shape = dataclasses.replace(SMALL, dtype_bytes=2, kv_dtype_bytes=2, layers=1)
+    model = builtin.build(shape, max_positions=GEOMETRY.max_context_tokens)
     place = Place.of(jax.local_devices()[0])
     ours, xla = (compiled(Programs(model, GEOMETRY, choice), place) for choice in (PALLAS, KernelChoice()))
     assert (ours.block_dtype, xla.block_dtype, ours.page_dtype) == (np.uint16, np.uint16, jnp.bfloat16)

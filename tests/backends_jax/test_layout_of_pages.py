@@ -13,7 +13,6 @@ import pytest
 from mcjax.backends.at_rest import host_layout
 from mcjax.backends.jax.placement import Place
 from mcjax.cost.model_shape import ModelShape
-from mcjax.models.llama import LlamaConfig
 from mcjax.transfer.layout.describe import Layout, tensor_shards
 from mcjax.transfer.layout.placed import Blocks, Placed
 from mcjax.transfer.layout.plan import plan
@@ -33,9 +32,9 @@ def spread(layout: Layout, devices: int) -> Layout:
     return replace(layout, groups=(replace(group, shards=shards),))
 
 
-def on_devices(numbers: np.ndarray, place: Place, config: LlamaConfig) -> list[np.ndarray]:
+def on_devices(numbers: np.ndarray, place: Place, shape: ModelShape) -> list[np.ndarray]:
     """`[P, page_bytes]` of each device of the place."""
-    array = jax.device_put(numbers, place.blocks(config))
+    array = jax.device_put(numbers, place.blocks(shape))
     shards = sorted(array.addressable_shards, key=lambda shard: place.devices.index(shard.device))
     return [np.ascontiguousarray(shard.data).reshape(PAGES, -1).view(np.uint8) for shard in shards]
 
@@ -47,14 +46,13 @@ def placed(pages: np.ndarray) -> Placed:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_pages_of_one_mesh_become_those_of_another(kv_heads: int) -> None:
     shape = shape_of(kv_heads)
-    config = LlamaConfig.from_shape(shape)
     host = host_layout(shape, shape.kv_format(PAGE_TOKENS, "weights"))
     assert host is not None
     assert host.groups[0].block_bytes(0) == shape.kv_format(PAGE_TOKENS, "weights").block_bytes
-    page: tuple[Any, ...] = config.page_shape(PAGE_TOKENS)
+    page: tuple[Any, ...] = shape.page_shape(PAGE_TOKENS)
     numbers = np.random.default_rng(0).standard_normal((PAGES, *page)).astype(np.float32)
     devices = jax.local_devices()
-    there = {count: on_devices(numbers, Place(tuple(devices[:count])), config) for count in (1, 2, 4)}
+    there = {count: on_devices(numbers, Place(tuple(devices[:count])), shape) for count in (1, 2, 4)}
     for source, target in itertools.product(there, there):
         layouts = spread(host, source), spread(host, target)
         sources = {("full", rank): placed(pages) for rank, pages in enumerate(there[source])}

@@ -14,8 +14,8 @@ from mcjax.backends.jax.memory import array_bytes
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.cost import catalogue
+from mcjax.cost.model_shape import ModelShape
 from mcjax.kernels.choice import KernelChoice
-from mcjax.models.llama import LlamaConfig
 
 HLO = """
   %all-reduce.1 = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} all-reduce(%fusion.3), channel_id=1
@@ -33,13 +33,13 @@ def test_collectives_are_counted_with_the_bytes_of_their_results() -> None:
 
 def test_an_abstract_model_compiles_to_the_program_of_a_real_one(lab: Any) -> None:
     """On the CPU, where both can be: the same shapes of weights, and a program that takes them."""
-    config, length = lab.programs.config, lab.geometry.max_context_tokens
-    programs = Programs(abstract_model(config, length), lab.geometry)
+    model, length = lab.programs.shape, lab.geometry.max_context_tokens
+    programs = Programs(abstract_model(model, length), lab.geometry)
     on = programs.on(jax.local_devices()[0])
     real = lab.programs.on(jax.local_devices()[0])
     assert [(leaf.shape, leaf.dtype) for leaf in on.weights] == [(leaf.shape, leaf.dtype) for leaf in real.weights]
     assert programs.paths == lab.programs.paths
-    report = compile_step(config, lab.geometry, Place((jax.local_devices()[0],)), 1, 32, KernelChoice())
+    report = compile_step(model, lab.geometry, Place((jax.local_devices()[0],)), 1, 32, KernelChoice())
     assert report.collectives == {}
     weights = sum(leaf.nbytes for leaf in real.weights)
     assert report.argument_bytes >= weights + report.page_bytes * (lab.geometry.pages + 1)
@@ -57,11 +57,11 @@ LAYERS = 2
 """Compiled: enough to tell what each adds, as all are alike. Layers are unrolled, and compiling takes its time."""
 
 
-def model_and_chips(model: str, topology: str) -> tuple[LlamaConfig, Place]:
+def model_and_chips(model: str, topology: str) -> tuple[ModelShape, Place]:
     from mcjax.kernels.proof.tpu import tpu_mesh, tpu_topology
 
     mesh = tpu_mesh(topology, (len(tpu_topology(topology).devices),), ("chip",))
-    return LlamaConfig.from_shape(catalogue.model(model)), Place(tuple(mesh.devices.flat))
+    return catalogue.model(model), Place(tuple(mesh.devices.flat))
 
 
 STEPS = {
@@ -87,8 +87,8 @@ def test_a_step_fits_and_exchanges_what_its_sharding_needs(
     where: tuple[str, str], shape: tuple[int, int], a_layer: int, beside: dict[str, int]
 ) -> None:
     pytest.importorskip("libtpu")
-    config, place = model_and_chips(*where)
-    report = compile_step(dataclasses.replace(config, layers=LAYERS), GEOMETRY, place, *shape, PALLAS)
+    model, place = model_and_chips(*where)
+    report = compile_step(dataclasses.replace(model, layers=LAYERS), GEOMETRY, place, *shape, PALLAS)
     counts = {kind: count for kind, count in report.collectives.items() if kind != "collective-permute"}
     assert counts == {**beside, "all-reduce": beside["all-reduce"] + LAYERS * a_layer}
     assert report.collective_bytes.get("collective-permute", 0) <= 64 * LAYERS, "a few integers at most"
@@ -97,7 +97,7 @@ def test_a_step_fits_and_exchanges_what_its_sharding_needs(
     assert report.own_output_bytes < pages_bytes
     assert report.temp_bytes < pages_bytes
     # Of all layers: weights and pages, and what two layers work in, which further ones use again.
-    whole = Programs(abstract_model(config, GEOMETRY.max_context_tokens), GEOMETRY, PALLAS, "tpu").on(place)
+    whole = Programs(abstract_model(model, GEOMETRY.max_context_tokens), GEOMETRY, PALLAS, "tpu").on(place)
     beside_arrays = report.hbm_bytes - report.argument_bytes
     arrays_bytes = array_bytes(whole.weights) + (GEOMETRY.pages + 1) * whole.page_bytes
-    assert arrays_bytes + beside_arrays * config.layers // LAYERS < HBM_BYTES
+    assert arrays_bytes + beside_arrays * model.layers // LAYERS < HBM_BYTES

@@ -123,13 +123,13 @@ def test_a_missing_field_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "model_type=deepseek_v3.*llama"),
+        ({"model_type": "deepseek_v2"}, "model_type=deepseek_v2.*llama"),
         ({"quantization_config": {"quant_method": "fp8"}}, "say dtype_bytes"),
         ({"torch_dtype": "int4"}, "dtype=int4"),
-        ({"use_sliding_window": True, "sliding_window": 4096}, "sliding_window=4096"),
+        ({"sliding_window": 4096}, "sliding_window=4096"),
         ({"num_key_value_heads": 7}, r"model\.kv_heads=7.*64"),
         ({"num_hidden_layers": "80"}, "num_hidden_layers=80"),
-        ({"rope_theta": "big"}, r"model\.rope_theta=big"),
+        ({"rope_theta": "big"}, "rope_theta=big"),
         ({"rms_norm_eps": -1.0}, r"model\.norm_eps=-1"),
     ],
 )

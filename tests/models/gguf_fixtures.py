@@ -5,6 +5,7 @@ Rows of queries and keys are interleaved here as llama.cpp's converter does it, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import gguf
 import numpy as np
 
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import parameters
 from mcjax.models.builtin import SeededWeights
-from mcjax.models.llama import LlamaConfig
+from mcjax.models.pieces import pieces
 
 CONTROLS = ("<|end|>", "<|start|>", "<unk>")
 WORDS = ("he", "ll", "hell", "o", "Ġw")
@@ -41,26 +43,14 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-def weights(config: LlamaConfig) -> dict[str, np.ndarray]:
-    """The parameters by our names; gains unlike one another."""
-    source, embed = SeededWeights(config, 7), config.d_model
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocab, embed), "final_norm.gain": (embed,)}
-    if not config.tied_embeddings:
-        shapes["head"] = (config.vocab, embed)
-    for layer in range(config.layers):
-        for name, shape in {
-            "attention_norm.gain": (embed,),
-            "attention.query": (embed, config.heads, config.head_dim),
-            "attention.key": (embed, config.kv_heads, config.head_dim),
-            "attention.value": (embed, config.kv_heads, config.head_dim),
-            "attention.output": (config.heads, config.head_dim, embed),
-            "feed_forward_norm.gain": (embed,),
-            "feed_forward.gate": (embed, config.d_ff),
-            "feed_forward.up": (embed, config.d_ff),
-            "feed_forward.down": (config.d_ff, embed),
-        }.items():
-            shapes[f"blocks.{layer}.{name}"] = shape
-    return {name: np.asarray(source(f"{name}", shape, 3), np.float32) for name, shape in shapes.items()}
+def weights(shape: ModelShape) -> dict[str, np.ndarray]:
+    """Every piece by our names, in float32; gains unlike one another."""
+    source = SeededWeights(shape, 7)
+    return {
+        piece.name: source.numbers(replace(piece, fan_in=3, init="uniform")).astype(np.float32)
+        for name, parameter in parameters(shape).items()
+        for piece in pieces(name, parameter)
+    }
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -73,7 +63,6 @@ def write(
     path: Path, shape: ModelShape = SHAPE, metadata: dict[str, Any] | None = None, leave_out: str = "", extra: str = ""
 ) -> Path:
     """Write `shape` as GGUF; `metadata` overrides what it says of itself, None leaves a key out."""
-    config = LlamaConfig.from_shape(shape)
     tokens = vocabulary()
     said = {
         "llama.block_count": shape.layers,
@@ -110,14 +99,14 @@ def write(
         "attention.value": "attn_v", "attention.output": "attn_output", "feed_forward_norm.gain": "ffn_norm",
         "feed_forward.gate": "ffn_gate", "feed_forward.up": "ffn_up", "feed_forward.down": "ffn_down",
     }  # fmt: skip
-    for name, weight in weights(config).items():
+    for name, weight in weights(shape).items():
         if name in names:
             inside, rows = names[name], weight
         else:
             _, layer, part = name.split(".", 2)
             inside, rows = f"blk.{layer}.{parts[part]}", weight
             if part == "attention.output":
-                rows = weight.reshape(-1, config.d_model).T
+                rows = weight.reshape(-1, shape.d_model).T
             elif weight.ndim > 1:
                 rows = weight.reshape(weight.shape[0], -1).T
             if part in ("attention.query", "attention.key"):

@@ -12,32 +12,34 @@ from mcjax.kernels.attention.blockwise import paged_attention
 from mcjax.kernels.xla import WriteThenRead
 from mcjax.models import builtin
 from mcjax.models.byte_tokenizer import ByteTokenizer
+from mcjax.models.pieces import Piece
 
 
 def test_weights_are_these_bits_everywhere():
     """Integers, one double product, one rounding: a machine that differs here breaks every block key's promise."""
-    source = builtin.SeededWeights(builtin.DEFAULT_CONFIG, 0)
-    weight = np.asarray(source("blocks.0.attention.query", (128, 4, 32), 128))
+    source = builtin.SeededWeights(builtin.DEFAULT_SHAPE, 0)
+    weight = source.numbers(Piece("blocks.0.attention.query", (128, 4, 32), 128, "uniform")).astype(np.float32)
     digest = hashlib.sha256(weight.tobytes()).hexdigest()
     assert digest == "9231aba823f88085ba066c24e0e0f131959f28ff0f38d8c19f5c897d1199286c"
     assert abs(float(weight.std()) - builtin.QUERY_KEY_GAIN / 128**0.5) < 1e-3
 
 
 def test_seed_and_name_matter_and_nothing_else_does():
-    first, second = (builtin.SeededWeights(builtin.DEFAULT_CONFIG, seed) for seed in (0, 1))
-    one = first("blocks.0.feed_forward.up", (8, 8), 8)
-    assert not np.array_equal(one, second("blocks.0.feed_forward.up", (8, 8), 8))
-    assert not np.array_equal(one, first("blocks.1.feed_forward.up", (8, 8), 8))
-    np.testing.assert_array_equal(one, first("blocks.0.feed_forward.up", (8, 8), 8))
+    first, second = (builtin.SeededWeights(builtin.DEFAULT_SHAPE, seed) for seed in (0, 1))
+    here, there = (Piece(f"blocks.{layer}.feed_forward.up", (8, 8), 8, "uniform") for layer in (0, 1))
+    one = first.numbers(here)
+    assert not np.array_equal(one, second.numbers(here))
+    assert not np.array_equal(one, first.numbers(there))
+    np.testing.assert_array_equal(one, first.numbers(here))
 
 
-def test_fingerprint_names_config_seed_and_dtype():
-    config = builtin.DEFAULT_CONFIG
+def test_fingerprint_names_shape_seed_and_dtype():
+    shape = builtin.DEFAULT_SHAPE
     prints = {
-        builtin.fingerprint(config, 0),
-        builtin.fingerprint(config, 1),
-        builtin.fingerprint(dataclasses.replace(config, dtype="bfloat16"), 0),
-        builtin.fingerprint(dataclasses.replace(config, rope_theta=5e5), 0),
+        builtin.fingerprint(shape, 0),
+        builtin.fingerprint(shape, 1),
+        builtin.fingerprint(dataclasses.replace(shape, dtype_bytes=2, kv_dtype_bytes=2), 0),
+        builtin.fingerprint(dataclasses.replace(shape, rope_theta=5e5), 0),
     }
     assert len(prints) == 4
     assert all(len(name) == 64 for name in prints)
@@ -63,7 +65,7 @@ def test_greedy_answers_are_not_degenerate():
         )
 
     def answer(text):
-        pages = jnp.full((width + 1, *model.config.page_shape(page)), jnp.nan)
+        pages = jnp.full((width + 1, *model.shape.page_shape(page)), jnp.nan)
         fed, start, output = ByteTokenizer().encode(text), 0, []
         for _ in range(64):
             tokens, positions = np.zeros((1, chunk), np.int32), np.full((1, chunk), -1, np.int32)

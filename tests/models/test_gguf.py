@@ -17,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mcjax.cost.parameters import parameters
 from mcjax.errors import ChatTemplateError, ConfigError, MissingExtra
 from mcjax.models import builtin, catalogue
 from mcjax.models.checkpoint import locate
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
-from mcjax.models.llama import LlamaConfig
+from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.pieces import joined, pieces
 from mcjax.models.tokenizer import tokenizer_for
 
 
@@ -41,16 +42,17 @@ def test_every_weight_arrives_where_it_belongs(tmp_path: Path, tied: bool, dtype
     width = {"float32": 4, "bfloat16": 2}[dtype]
     shape = dataclasses.replace(small.SHAPE, tied_embeddings=tied)
     path = small.write(tmp_path / "model.gguf", shape)
-    config = dataclasses.replace(LlamaConfig.from_shape(shape), dtype=dtype)
+    config = at(path, tied_embeddings=tied, dtype_bytes=width, kv_dtype_bytes=width)
     source = GGUFWeights(GGUFFile(path), config)
-    wanted = small.weights(LlamaConfig.from_shape(shape))
-    for name, weight in wanted.items():
-        found = source(name, weight.shape, 1)
+    wanted = small.weights(shape)
+    for name, parameter in parameters(config).items():
+        found = source(name, parameter)
         assert found.dtype == jnp.dtype(dtype)
+        weight = joined(name, parameter, [wanted[piece.name] for piece in pieces(name, parameter)])
         np.testing.assert_array_equal(np.asarray(found), np.asarray(jnp.asarray(weight, jnp.dtype(dtype))), name)
     # What a model asks for is what was compared.
-    loaded = catalogue.load(at(path, tied_embeddings=tied, dtype_bytes=width, kv_dtype_bytes=width), 0, 64)
-    assert loaded.model.config == config
+    loaded = catalogue.load(config, 0, 64)
+    assert loaded.model.shape == config
     leaves = [leaf for leaf in jax.tree.leaves(loaded.model) if leaf.dtype == jnp.dtype(dtype)]
     assert sum(leaf.size for leaf in leaves) - (loaded.model.rotary[...].size if dtype == "float32" else 0) == sum(
         weight.size for weight in wanted.values()
@@ -96,8 +98,9 @@ def test_a_shape_that_differs_is_refused_by_field(good: Path, field: str, change
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen3"}, "architecture 'qwen3'"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"general.architecture": "falcon"}, r"architecture 'falcon'; allowed: llama, qwen2, qwen3"),
+        ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "longrope"),
+        ({"llama.rope.scaling.type": "yarn"}, r"lacks the metadata llama\.rope\.scaling\.factor"),
         ({"llama.block_count": None}, r"lacks the metadata llama\.block_count"),
         ({"llama.block_count": "2"}, r"llama\.block_count is of type str"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "rms_epsilon"),
@@ -171,7 +174,7 @@ def test_fingerprints_tell_content_config_dtype_and_seed_apart(good: Path, tmp_p
     assert catalogue.load(at(good), 0, 8).fingerprint == name
     assert catalogue.fingerprint(at(copy), 1) == name  # the seed is that of random weights
     builtin_name = catalogue.fingerprint(small.SHAPE, 0)
-    assert builtin_name == builtin.fingerprint(LlamaConfig.from_shape(small.SHAPE), 0)
+    assert builtin_name == builtin.fingerprint(small.SHAPE, 0)
     different = {
         name,
         builtin_name,
@@ -214,5 +217,6 @@ def test_without_the_gguf_package(good: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_files_and_tokenizers_need_no_jax() -> None:
-    code = "import sys, mcjax.models.tokenizer, mcjax.models.bpe_tokenizer; sys.exit('jax' in sys.modules)"
+    names = ", ".join(f"mcjax.models.{name}" for name in ("tokenizer", "bpe_tokenizer", "gguf_shape"))
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -32,7 +32,7 @@ def test_logits_of_a_prompt_and_of_its_continuation(smollm2: str) -> None:
     with torch.no_grad():
         wanted = theirs(torch.tensor(ids[None].astype(np.int64))).logits[0].numpy()
     page_tokens, count = 16, len(ids)
-    pages = jnp.zeros((9, *ours.config.page_shape(page_tokens)))
+    pages = jnp.zeros((9, *ours.shape.page_shape(page_tokens)))
     table = np.arange(8, dtype=np.int32)[None]
     attend = WriteThenRead(paged_attention, "tokens_first")
 

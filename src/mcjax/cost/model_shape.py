@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +13,6 @@ from mcjax.cost.kernels import stored_token_bytes
 from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe")
 _MAY_BE_ZERO = ("experts", "experts_per_token", "expert_d_ff", "shared_experts", "dense_layers")
 QUANTISATIONS = ("none", "int8")
 _DTYPES = {4: "float32", 2: "bfloat16"}
@@ -208,55 +206,15 @@ class ModelShape:
         checkpoint: str = "",
         quantisation: str = "none",
     ) -> ModelShape:
-        """Read a `config.json` of the Llama, Mistral, Qwen3, Mixtral or Qwen3-MoE family.
+        """Read the mapping of a `config.json`: `cost/families` says of which families.
 
-        Raises `ConfigError` for another family, for a missing field, and for what would make the counts wrong (sliding
-        windows, layers without experts, quantised weights of unstated width).
+        Raises `ConfigError` for another family, for a missing field, for a value or a field that nothing here serves,
+        and for quantised weights of unstated width.
         """
-        family = str(config.get("model_type", ""))
-        if family not in _FAMILIES:
-            raise ConfigError("model_type", family or None, "is not a family whose shape is known here", _FAMILIES)
+        from mcjax.cost.families import read  # it makes shapes
 
-        def integer(key: str, default: int | None = None) -> int:
-            value = config.get(key)
-            if value is None:
-                value = default
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(key, value, f"a {family} config needs this integer field")
-            return value
-
-        windowed = config.get("use_sliding_window", family in ("mistral", "mixtral"))
-        if windowed and config.get("sliding_window"):
-            raise ConfigError("sliding_window", config["sliding_window"], "window attention is not counted; use full")
-        if family == "qwen3_moe" and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
-            raise ConfigError("mlp_only_layers", config.get("mlp_only_layers"), "every layer must have experts")
-        if dtype_bytes is None:
-            dtype_bytes = _dtype_bytes(config)
-        experts_key = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(family)
-        heads = integer("num_attention_heads")
-        d_model = integer("hidden_size")
-        rotary = cast("Mapping[str, Any]", config.get("rope_parameters") or {})
-        return cls(
-            name=name or str(config.get("_name_or_path") or family),
-            layers=integer("num_hidden_layers"),
-            d_model=d_model,
-            heads=heads,
-            kv_heads=integer("num_key_value_heads", heads),
-            head_dim=integer("head_dim", d_model // heads),
-            d_ff=integer("moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"),
-            vocab=integer("vocab_size"),
-            experts=integer(experts_key) if experts_key else 0,
-            experts_per_token=integer("num_experts_per_tok") if experts_key else 0,
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            dtype_bytes=dtype_bytes,
-            kv_dtype_bytes=kv_dtype_bytes or dtype_bytes,
-            max_context_tokens=integer("max_position_embeddings"),
-            qk_norm=family.startswith("qwen3"),
-            rope_theta=config.get("rope_theta") or rotary.get("rope_theta") or 10_000.0,
-            norm_eps=config.get("rms_norm_eps") or 1e-6,  # the families' own defaults, where a file leaves them out
-            checkpoint=checkpoint,
-            quantisation=quantisation,
-        )
+        shape = read(config, dtype_bytes, kv_dtype_bytes)
+        return replace(shape, name=name or shape.name, checkpoint=checkpoint, quantisation=quantisation)
 
     @classmethod
     def read(
@@ -281,12 +239,3 @@ class ModelShape:
         return cls.from_hugging_face(
             values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
         )
-
-
-def _dtype_bytes(config: Mapping[str, Any]) -> int:
-    if config.get("quantization_config"):
-        raise ConfigError("quantization_config", "...", "weights are quantised; say dtype_bytes and kv_dtype_bytes")
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    if dtype not in _DTYPE_BYTES:
-        raise ConfigError("dtype", dtype, "has no known width; say dtype_bytes", _DTYPE_BYTES)
-    return _DTYPE_BYTES[dtype]

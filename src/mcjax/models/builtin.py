@@ -10,16 +10,14 @@ import hashlib
 import json
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.cost import catalogue
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import Parameter
 from mcjax.models.decoder import Decoder
-from mcjax.models.pieces import Piece, joined, pieces
+from mcjax.models.piece_weights import PieceWeights
+from mcjax.models.pieces import Piece, Window
 
 DEFAULT_SHAPE = catalogue.model("tiny")
 
@@ -37,17 +35,20 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-class SeededWeights:
-    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name). Implements `WeightSource`."""
+class SeededWeights(PieceWeights):
+    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name); gains are ones, biases zeros."""
+
+    in_windows = False
 
     def __init__(self, shape: ModelShape, seed: int):
-        self._dtype = jnp.dtype(shape.dtype)
+        super().__init__(shape.dtype)
         self._seed = seed
 
-    def __call__(self, name: str, parameter: Parameter) -> jax.Array:
-        """The parameter `name`; gains are ones, biases zeros."""
-        parts = [self.numbers(piece) for piece in pieces(name, parameter)]
-        return jnp.asarray(joined(name, parameter, parts).astype(self._dtype))
+    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float64]]:
+        return [self.numbers(piece)[window]]
+
+    def origin(self, piece: Piece) -> tuple[str, object, str]:
+        return "seed", self._seed, piece.name
 
     def numbers(self, piece: Piece) -> NDArray[np.float64]:
         """Of one piece, in float64."""

@@ -6,13 +6,21 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+import jax
+from jax import ShapeDtypeStruct
+
 from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter
 from mcjax.errors import ConfigError
 from mcjax.models import builtin
 from mcjax.models.checkpoint import KEY, locate
 from mcjax.models.decoder import Decoder, check_served
+from mcjax.models.digests import sha256_of
 from mcjax.models.gguf_file import GGUFFile
-from mcjax.models.gguf_llama import GGUFWeights
+from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.safetensors_directory import SafetensorsDirectory, weight_files
+from mcjax.models.safetensors_weights import SafetensorsWeights
+from mcjax.models.weights import PlacedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +32,47 @@ class Loaded:
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:
-    """What `load` would say, without loading: a sha256 over config, dtype and the checkpoint's bytes (or the seed)."""
+    """What `load` would say, without loading: a sha256 over config, dtype and the checkpoint's bytes (or the seed).
+
+    Those of files are kept (`digests`). A directory's files count by what is in them, not by their names.
+    """
     check_served(shape)
     if not shape.checkpoint:
         return builtin.fingerprint(shape, seed)
     path = locate(shape.checkpoint)
     try:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digests = sha256_of(weight_files(path) if path.is_dir() else [path])
     except OSError as problem:
         raise ConfigError(KEY, path, f"cannot be read: {problem.strerror}") from None
+    content = sorted(digests) if path.is_dir() else digests[0]
     words = json.dumps({"checkpoint": content, **shape.identity()}, sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def load(shape: ModelShape, seed: int = 0, max_positions: int = 4096) -> Loaded:
-    """The model of `shape` on jax's default device; `seed` is that of the built-in weights.
+def source(shape: ModelShape, seed: int = 0) -> PlacedSource:
+    """The weights of `shape`, to be asked for one by one; `seed` is that of the built-in ones. Reads heads of files.
 
     Raises `ConfigError` for a checkpoint that is not there, is damaged, or is of another shape.
     """
-    name = fingerprint(shape, seed)
+    check_served(shape)
     if not shape.checkpoint:
-        return Loaded(builtin.build(shape, seed, max_positions), name)
-    source = GGUFWeights(GGUFFile(locate(shape.checkpoint)), shape)
-    return Loaded(Decoder(shape, max_positions, source), name)
+        return builtin.SeededWeights(shape, seed)
+    path = locate(shape.checkpoint)
+    if path.is_dir():
+        return SafetensorsWeights(SafetensorsDirectory(path), shape)
+    return GGUFWeights(GGUFFile(path), shape)
+
+
+def outline(shape: ModelShape, max_positions: int) -> Decoder:
+    """The model with its rotary tables, and instead of parameters their shapes and types."""
+
+    def described(name: str, parameter: Parameter) -> jax.Array:
+        return ShapeDtypeStruct(parameter.shape, shape.dtype)  # pyright: ignore[reportReturnType]
+
+    return Decoder(shape, max_positions, described)
+
+
+def load(shape: ModelShape, seed: int = 0, max_positions: int = 4096) -> Loaded:
+    """The model of `shape`, whole on jax's default device. Raises what `source` raises."""
+    weights = source(shape, seed)
+    return Loaded(Decoder(shape, max_positions, weights), fingerprint(shape, seed))

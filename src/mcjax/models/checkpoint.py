@@ -12,15 +12,15 @@ PACKAGE = "package:"
 
 
 def locate(checkpoint: str) -> Path:
-    """The file that `model.checkpoint` means: a path, or `package:NAME/FILE` for one inside the package `NAME`.
+    """The file or model directory that `model.checkpoint` means: a path, or `package:NAME/FILE`, a file in a package.
 
     The package is looked up and not imported: what it imports in turn need not be there. Raises `ConfigError`; for a
     package that is not installed it says the command that installs it, without the dependencies that are not needed.
     """
     if not checkpoint.startswith(PACKAGE):
         path = Path(checkpoint).expanduser()
-        if not path.is_file():
-            raise ConfigError(KEY, checkpoint, "no such file")
+        if not path.exists():
+            raise ConfigError(KEY, checkpoint, "no such file or directory")
         return path
     package, _, inside = checkpoint.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier() or not inside or ".." in Path(inside).parts or Path(inside).is_absolute():

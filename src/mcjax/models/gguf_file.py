@@ -6,6 +6,7 @@ Free of jax.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from mcjax.errors import ConfigError, MissingExtra
 from mcjax.models.checkpoint import KEY
-from mcjax.models.gguf_header import read_header
+from mcjax.models.gguf_header import TensorPlace, read_header
 
 T = TypeVar("T")
+FLOAT32 = 0
+"""The number of that GGML type."""
 
 
 class GGUFFile:
@@ -39,6 +42,24 @@ class GGUFFile:
     @property
     def tensor_names(self) -> list[str]:
         return list(self._header.tensors)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self._header.metadata
+
+    @property
+    def all_float32(self) -> bool:
+        """Whether nothing was lost in writing it."""
+        return all(place.kind == FLOAT32 for place in self._header.tensors.values())
+
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
+        """Rows first. Raises `ConfigError` if the tensor is not there."""
+        return self._place(name).shape
+
+    def _place(self, name: str) -> TensorPlace:
+        if name not in self._header.tensors:
+            raise ConfigError(KEY, self.path, f"lacks the tensor {name}")
+        return self._header.tensors[name]
 
     def value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The metadata at `key`. Raises `ConfigError` for another type, and for one that is absent without default."""
@@ -72,9 +93,7 @@ class GGUFFile:
             gguf = import_module("gguf")
         except ImportError:
             raise MissingExtra("gguf", "gguf") from None
-        place = self._header.tensors.get(name)
-        if place is None:
-            raise ConfigError(KEY, self.path, f"lacks the tensor {name}")
+        place = self._place(name)
         kind = next((kind for kind in gguf.GGMLQuantizationType if kind == place.kind), None)
         if kind is None:
             raise self.damaged(f"{name} is of the unknown type {place.kind}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,46 @@ def pieces(name: str, parameter: Parameter) -> tuple[Piece, ...]:
         *batch, _, width = parameter.shape
         return tuple(replace(whole, name=f"{stem}.{part}", shape=(*batch, width)) for part in ("gate", "up"))
     return (whole,)
+
+
+Window: TypeAlias = tuple[slice, ...]
+"""A part of an array: a start and a stop for each dimension."""
+
+
+def whole(shape: Sequence[int]) -> Window:
+    return tuple(slice(0, size) for size in shape)
+
+
+def extent(window: Window) -> tuple[int, ...]:
+    """The shape of what lies in a window."""
+    return tuple(part.stop - part.start for part in window)
+
+
+def windows(name: str, parameter: Parameter, window: Window) -> tuple[Window, ...]:
+    """Of each piece of the parameter `name`, what a window of the parameter holds. Joined dimensions stay whole."""
+    last = name.rpartition(".")[2]
+    if last in ("mix", "mix_bias"):
+        *inputs, heads, _, dim = window
+        group = parameter.shape[-2] - 2
+        query = slice(heads.start * group, heads.stop * group)
+        return ((*inputs, query, dim), (*inputs, heads, dim), (*inputs, heads, dim))
+    if last == "gate_up":
+        *batch, _, width = window
+        return ((*batch, width),) * 2
+    return (window,)
+
+
+def parted(name: str, array: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Views of the parameter `name`, or of a window of it, into which its pieces are written.
+
+    Those of joined heads have a dimension more: `[..., Hkv, G, D]` for queries, and one for keys and for values.
+    """
+    last = name.rpartition(".")[2]
+    if last in ("mix", "mix_bias"):
+        return array[..., :-2, :], array[..., -2:-1, :], array[..., -1:, :]
+    if last == "gate_up":
+        return array[..., 0, :], array[..., 1, :]
+    return (array,)
 
 
 def joined(name: str, parameter: Parameter, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

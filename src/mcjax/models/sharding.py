@@ -20,14 +20,17 @@ TABLE = Parameter((1, 2, 1), (None, None, None))
 
 def axes_of(path: Sequence[Any], shape: ModelShape) -> Parameter:
     """What is declared of the parameter at a path of the model's state. Scales of a quantised one are cut as it is."""
-    name = ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in attributes: the array, its part
+    name = name_of(path)
     if name in ("rotary", "local_rotary"):
         return TABLE
     declared = parameters(shape)[name]
     if getattr(path[-1], "name", "") != "scales":
         return declared
-    dims = [
-        (1, None) if at in declared.summed else (declared.shape[at], declared.axes[at])
-        for at in range(len(declared.shape))
-    ]
-    return Parameter(tuple(size for size, _ in dims), tuple(axis for _, axis in dims))
+    dims = enumerate(zip(declared.shape, declared.axes, strict=True))
+    kept = [(1, None) if at in declared.summed else both for at, both in dims]
+    return Parameter(tuple(size for size, _ in kept), tuple(axis for _, axis in kept))
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """The parameter that lies at a path of the model's state."""
+    return ".".join(str(key.key) for key in path if hasattr(key, "key"))  # it ends in an attribute: the array

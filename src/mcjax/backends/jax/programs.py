@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mcjax.backends.jax.buckets import ladder, smallest
 from mcjax.backends.jax.memory import NEW_PAGES
+from mcjax.backends.jax.placed_weights import PlacedWeights
 from mcjax.backends.jax.placement import Device, Place
 from mcjax.backends.jax.sampling import FULL_NUMBERS, FULL_WORDS, sample, sample_fully
 from mcjax.cost.model_shape import ModelShape
@@ -104,11 +105,15 @@ class Programs:
     """A model's step and page functions for one geometry; `on(device)` compiles them. Shared by all executors.
 
     The model may be abstract (`nnx.eval_shape`): then its programs compile, also for devices that are not there
-    (`platform` names theirs), and cannot be run.
+    (`platform` names theirs), and cannot be run. Programs that are given the same `PlacedWeights` share them.
     """
 
     def __init__(
-        self, model: Decoder, geometry: Geometry, kernels: KernelChoice | None = None, platform: str | None = None
+        self,
+        model: Decoder | PlacedWeights,
+        geometry: Geometry,
+        kernels: KernelChoice | None = None,
+        platform: str | None = None,
     ):
         self.shape: ModelShape = model.shape
         self.geometry = geometry
@@ -122,10 +127,8 @@ class Programs:
         self.unwritten = np.array(np.nan, jnp.dtype(model.shape.dtype)).view(self.block_dtype)
         """NaN, as blocks hold it."""
         self.page_bytes = int(np.prod(self.block_shape)) * self.block_dtype.itemsize
-        self._graph, state = nnx.split(model)
-        found, self._tree = jax.tree_util.tree_flatten_with_path(state)
-        self.leaves = [leaf for _, leaf in found]
-        self.paths = [path for path, _ in found]
+        self.weights = model if isinstance(model, PlacedWeights) else PlacedWeights(model)
+        self.leaves, self.paths = self.weights.leaves, self.weights.paths
         self._lock = threading.Lock()
         self._places: dict[Place, DevicePrograms] = {}
 
@@ -157,7 +160,7 @@ class Programs:
         rows: Int[Array, "B R"],
     ) -> tuple[Float[Array, "B V"], Shaped[Array, "P+1 L 2 ..."]]:
         """The model's step for packed rows (`pack_row`)."""
-        model = nnx.merge(self._graph, jax.tree.unflatten(self._tree, weights))
+        model = nnx.merge(self.weights.graph, jax.tree.unflatten(self.weights.tree, weights))
         lengths, starts = rows[:, 0], rows[:, 1]
         tokens, table = rows[:, HEADER : HEADER + width], rows[:, HEADER + width :]
         step = jnp.arange(width, dtype=jnp.int32)[None, :]
@@ -174,9 +177,7 @@ class DevicePrograms:
     def __init__(self, programs: Programs, place: Place):
         self.place = place
         shape = programs.shape
-        self.weights = [
-            _laid(leaf, place.weight(path, shape)) for leaf, path in zip(programs.leaves, programs.paths, strict=True)
-        ]
+        self.weights = programs.weights.on(place)
         self._programs = programs
         self._kernels = kernel_set(programs.kernels, place.site(shape))
         self._pages_sharding = place.pages(shape, self._kernels.pages)
@@ -323,13 +324,6 @@ class DevicePrograms:
         programs, wide = self._programs, self._programs.geometry.move_pages
         blocks = jax.ShapeDtypeStruct((wide, *programs.block_shape), programs.block_dtype, sharding=self._blocks)
         return self._pages(programs.geometry.pages + 1), self._spec((wide,), jnp.int32), blocks
-
-
-def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> Any:
-    """A parameter where it belongs, be it an abstract one."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    return jax.device_put(leaf, sharding)
 
 
 def _bits(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -26,6 +26,7 @@ from mcjax.backends.jax.mesh_transport import Mesh
 from mcjax.backends.jax.meshes import allot, check_divides, read_meshes
 from mcjax.backends.jax.numerics import NUMERICS, TOLERANCES
 from mcjax.backends.jax.packers import compiled_packer
+from mcjax.backends.jax.placed_weights import PlacedWeights
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.backends.jax.sizing import buckets_of, device_name, pages_that_fit, widths_for
@@ -42,7 +43,6 @@ from mcjax.kvpool.base import BlockStore
 from mcjax.kvpool.keys import KeyTable
 from mcjax.kvpool.stores.host import HostStore
 from mcjax.models import catalogue
-from mcjax.models.decoder import Decoder
 from mcjax.transfer.base import Transport
 from mcjax.transfer.transports.local import Local
 from mcjax.types import KVFormat, NullRecorder, Recorder, Role
@@ -139,7 +139,7 @@ class JaxWorld:
         groups = allot(sizes, len(self._devices))
         self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
         self._places: dict[str, Place] = {}
-        self._loaded: Decoder | None = None
+        self._placed: PlacedWeights | None = None
         self._programs: Programs | None = None
         self._executors: dict[str, JaxExecutor] = {}
         self._made: list[JaxExecutor] = []
@@ -209,7 +209,7 @@ class JaxWorld:
         report("weights", 0.0)
         places = {name: self._place(name) for name, _ in instances}
         pages = pages_that_fit(
-            lambda geometry: Programs(self._model(), geometry, self._kernels),
+            lambda geometry: Programs(self._weights(), geometry, self._kernels),
             self._geometry,
             self._wanted_pages,
             [(places[name], role) for name, role in instances],
@@ -247,7 +247,7 @@ class JaxWorld:
     def reference(self) -> Judge:
         """What the tokens of a run are held against where they may differ from it by rounding. In no run's loop."""
         kernels = self._kernels if self._kernels.exact else KernelChoice()
-        programs = Programs(self._model(), reference_geometry(self._geometry), kernels)
+        programs = Programs(self._weights(), reference_geometry(self._geometry), kernels)
         return Judge(programs, self._devices[0])
 
     def figures(self) -> dict[str, Any]:
@@ -365,14 +365,16 @@ class JaxWorld:
         for store in self._stores.values():
             store.close()
 
-    def _model(self) -> Decoder:
-        if self._loaded is None:
-            self._loaded = catalogue.load(self._shape, self._seed, self._geometry.max_context_tokens).model
-        return self._loaded
+    def _weights(self) -> PlacedWeights:
+        """Of the model: each place's are brought there when it is first asked for, and shared by all programs."""
+        if self._placed is None:
+            outline = catalogue.outline(self._shape, self._geometry.max_context_tokens)
+            self._placed = PlacedWeights(outline, catalogue.source(self._shape, self._seed))
+        return self._placed
 
     def _model_programs(self) -> Programs:
         if self._programs is None:
-            self._programs = Programs(self._model(), self._geometry, self._kernels)
+            self._programs = Programs(self._weights(), self._geometry, self._kernels)
         return self._programs
 
     def _place(self, name: str) -> Place:

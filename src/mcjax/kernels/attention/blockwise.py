@@ -1,8 +1,8 @@
 """Paged attention in plain XLA, a block of keys at a time: time and memory follow the context in use.
 
-Blocks are the same for every row and call, and a block that a row cannot see leaves its state untouched, bit for bit.
-So the loops may stop at the longest context of the batch, and each row's bits still depend on its own keys and values
-only.
+Blocks are the same for every row and call, and a block that a query cannot see leaves its state untouched, bit for bit.
+So the loops may stop at the longest context of the batch, and begin where the earliest window does, and each row's bits
+still depend on its own keys and values only.
 Source of the running softmax: Milakov and Gimelshein 2018 (arXiv:1805.02867).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import jax
@@ -35,7 +36,7 @@ State: TypeAlias = tuple[Array, Array, Array]
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Shaped[Array, "P L 2 ..."],
+    pages: Shaped[Array, "P L C ..."],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
@@ -46,8 +47,6 @@ def paged_attention(
     scale: float | None = None,
 ) -> Float[Array, "B T H D"]:
     """Same contract as `reference.paged_attention`; differs from it in the last bits only."""
-    if window or soft_cap:
-        raise NotImplementedError("windows and soft caps")
     batch, steps, heads, head_dim = queries.shape
     scale = head_dim**-0.5 if scale is None else scale
     page_tokens, kv_heads = sizes(pages, layout)
@@ -60,16 +59,19 @@ def paged_attention(
     rows = arranged.queries(tiled_queries)
     row_positions = arranged.positions(tiled_positions)
     tile_last = tiled_positions.max(axis=(0, 2))  # [tiles]
+    tile_first = _seen_from(tiled_positions, window).min(axis=(0, 2))
     last = positions.max(axis=1)  # [B]
+    first = _seen_from(positions, window).min(axis=1)
 
     state: State = (
         jnp.full(rows.shape[:-1], MASKED_SCORE, jnp.float32),
         jnp.zeros(rows.shape[:-1], jnp.float32),
         jnp.zeros(rows.shape, jnp.float32),
     )
+    look_at = partial(_look, window=window, soft_cap=soft_cap)
     plan = list(_plan(page_table.shape[1], page_tokens, DECODE_BLOCKS if steps == 1 else CHUNK_BLOCKS))
     # Entries added here are never seen: their positions lie beyond the context that the table holds.
-    table_width = max(first + count * size for first, count, size in plan)
+    table_width = max(begin + count * size for begin, count, size in plan)
     page_table = jnp.pad(page_table, ((0, 0), (0, table_width - page_table.shape[1])))
 
     for first_page, count, block_pages in plan:
@@ -81,28 +83,38 @@ def paged_attention(
             start = page * page_tokens
             key_positions = start + jnp.arange(block_pages * page_tokens, dtype=positions.dtype)
             # A weight of zero does not silence a NaN value (0 * NaN is NaN): the value itself must go.
-            values = jnp.where((key_positions <= last[:, None])[..., None, None], values, 0)
-            keys, values = arranged.entries(keys), arranged.entries(values)
+            seen = (key_positions <= last[:, None]) & (key_positions >= first[:, None])
+            values = arranged.entries(jnp.where(seen[..., None, None], values, 0))
+            keys = values if pages.shape[2] == 1 else arranged.entries(keys)
 
             def look(tile: Array | int, state: State) -> State:
                 peak, total, mixed = state
                 before = (peak[tile], total[tile], mixed[tile])
-                after = _look(rows[tile], row_positions[tile], before, keys, values, key_positions)
+                after = look_at(rows[tile], row_positions[tile], before, keys, values, key_positions)
                 return peak.at[tile].set(after[0]), total.at[tile].set(after[1]), mixed.at[tile].set(after[2])
 
             if tiles == 1:
                 return look(0, state)
-            looks = tile_last >= start
+            looks = (tile_last >= start) & (tile_first <= key_positions[-1])
             return jax.lax.fori_loop(jnp.argmax(looks), tiles - jnp.argmax(looks[::-1]), look, state)
 
         # A batch of padding has last = -1: no block at all.
         needed = last.max() // page_tokens + 1 - first_page
-        state = jax.lax.fori_loop(0, jnp.clip(-(-needed // block_pages), 0, count), block, state)
+        passed = (first.min() // page_tokens - first_page) // block_pages
+        bounds = (jnp.clip(index, 0, count) for index in (passed, -(-needed // block_pages)))
+        state = jax.lax.fori_loop(*bounds, block, state)
 
     _, total, mixed = state
     # The largest score of a valid row has weight exp(0) = 1, so its total is at least 1; only padding has none.
     mixed = arranged.unpacked(mixed / jnp.where(total > 0, total, 1)[..., None], width)
     return mixed.reshape(batch, tiles * width, heads, head_dim)[:, :steps].astype(queries.dtype)
+
+
+def _seen_from(positions: Int[Array, "*X"], window: int | None) -> Int[Array, "*X"]:
+    """The first key that a query sees, or one before all; of padding, one behind all."""
+    if window is None:
+        return jnp.zeros_like(positions)
+    return jnp.where(positions >= 0, positions - (window - 1), jnp.iinfo(positions.dtype).max)
 
 
 def _plan(
@@ -127,12 +139,20 @@ def _look(
     keys: Float[Array, "B X S E"],
     values: Float[Array, "B X S E"],
     key_positions: Int[Array, " S"],
+    window: int | None,
+    soft_cap: float | None,
 ) -> State:
     """The state of some queries after one more block."""
     peak, total, mixed = state
     precision = jax.lax.Precision.HIGHEST if keys.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     visible = key_positions <= row_positions[..., None]  # [B, 1, R, S]
+    sees = row_positions >= key_positions[0]
+    if window is not None:
+        visible &= key_positions > row_positions[..., None] - window
+        sees &= key_positions[-1] > row_positions - window
     scores = jnp.einsum("bxre,bxse->bxrs", queries, keys, precision=precision, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        scores = jnp.tanh(scores / soft_cap) * soft_cap
     scores = jnp.where(visible, scores, MASKED_SCORE)
     higher = jnp.maximum(peak, scores.max(axis=-1))
     weights = jnp.where(visible, jnp.exp(scores - higher[..., None]), 0)
@@ -144,7 +164,6 @@ def _look(
         precision=precision,
         preferred_element_type=jnp.float32,
     )
-    sees = row_positions >= key_positions[0]
     return (
         jnp.where(sees, higher, peak),
         jnp.where(sees, total * shrink + weights.sum(axis=-1), total),

@@ -19,7 +19,7 @@ MASKED_SCORE = -1e30
 
 def paged_attention(
     queries: Float[Array, "B T H D"],
-    pages: Shaped[Array, "P L 2 ..."],
+    pages: Shaped[Array, "P L C ..."],
     layer: int,
     page_table: Int[Array, "B N"],
     positions: Int[Array, "B T"],
@@ -42,12 +42,11 @@ def paged_attention(
 
     keys, values = read(pages, layer, page_table, layout)  # [B, S, Hkv, D]
     key_positions = jnp.arange(span, dtype=positions.dtype)
-    written = key_positions[None, :] <= positions.max(axis=1)[:, None]  # [B, S]
     visible = key_positions[None, None, :] <= positions[:, :, None]  # [B, T, S]
     if window is not None:
         visible &= key_positions[None, None, :] > positions[:, :, None] - window
     # A weight of zero does not silence a NaN value (0 * NaN is NaN): the value itself must go.
-    values = jnp.where(written[:, :, None, None], values, 0)
+    values = jnp.where(visible.any(axis=1)[:, :, None, None], values, 0)
 
     grouped = queries.reshape(batch, steps, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum(

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Shaped
 
 from mcjax.cost.model_shape import ModelShape
 from mcjax.models.layers.attention import Attention
+from mcjax.models.layers.experts import Experts
 from mcjax.models.layers.feed_forward import FeedForward
 from mcjax.models.layers.norm import RMSNorm
 from mcjax.models.layers.step import Step
@@ -21,7 +22,8 @@ class Block(nnx.Module):
         self.attention_norm = RMSNorm(shape, make, f"{name}.attention_norm")
         self.attention = Attention(shape, make, f"{name}.attention", layer)
         self.feed_forward_norm = RMSNorm(shape, make, f"{name}.feed_forward_norm")
-        self.feed_forward = FeedForward(shape, make, f"{name}.feed_forward")
+        kind = Experts if shape.has_experts(layer) else FeedForward
+        self.feed_forward = kind(shape, make, f"{name}.feed_forward")
 
     def __call__(
         self, x: Float[Array, "B T E"], pages: Shaped[Array, "P L C ..."], step: Step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.kernels.attention.pages import page_dtype
 from mcjax.kernels.base import Site
@@ -18,50 +18,54 @@ from mcjax.kernels.choice import KernelChoice
 from mcjax.kernels.sets import kernel_set
 from mcjax.kernels.target import Target
 from mcjax.models import builtin
-from mcjax.models.llama import LlamaConfig, wide_product
+from mcjax.models.decoder import Decoder, check_served
+from mcjax.models.layers.linear import einsum
 
-CONFIG = LlamaConfig(layers=2, d_model=48, heads=6, kv_heads=2, head_dim=16, d_ff=80, vocab=97)
+SHAPE = ModelShape(
+    "small", layers=2, d_model=48, heads=6, kv_heads=2, head_dim=16, d_ff=80, vocab=97,
+    tied_embeddings=True, dtype_bytes=4, kv_dtype_bytes=4,
+)  # fmt: skip
 
 
 class Recorded(builtin.SeededWeights):
-    """Keeps the weights by name, in float64, for the dense model. Gains are made unlike one another."""
+    """Keeps the pieces by name, for the dense model. Gains are made unlike one another."""
 
-    def __init__(self, config, seed):
-        super().__init__(config, seed)
+    def __init__(self, shape, seed):
+        super().__init__(shape, seed)
         self.by_name = {}
 
-    def __call__(self, name, shape, fan_in):
-        weight = super().__call__(name, shape, fan_in)
-        if fan_in == 0:
-            weight = weight * (1 + jnp.arange(shape[0]) / shape[0])
-        self.by_name[name] = np.asarray(weight, dtype=np.float64)
+    def numbers(self, piece):
+        weight = super().numbers(piece)
+        if piece.init == "ones":
+            weight = weight * (1 + np.arange(len(weight)) / len(weight))
+        self.by_name[piece.name] = weight.astype(np.float32).astype(np.float64)
         return weight
 
 
-def dense(config, weights, tokens):
+def dense(shape, weights, tokens):
     """`[T, V]` logits of every position, in NumPy float64, straight from the papers' formulas."""
 
     def norm(x, name):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * weights[name]
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + shape.norm_eps) * weights[name]
 
     def turned(x):  # [T, H, D], pairs (i, i + D/2)
-        half = config.head_dim // 2
-        angle = np.arange(len(x))[:, None] * config.rope_theta ** (-np.arange(half) / half)
+        half = shape.head_dim // 2
+        angle = np.arange(len(x))[:, None] * shape.rope_theta ** (-np.arange(half) / half)
         rotation = np.exp(1j * angle)[:, None, :]
         pairs = (x[..., :half] + 1j * x[..., half:]) * rotation
         return np.concatenate([pairs.real, pairs.imag], -1)
 
     x = weights["embedding"][tokens]
-    for layer in range(config.layers):
+    for layer in range(shape.layers):
         name = f"blocks.{layer}"
         h = norm(x, f"{name}.attention_norm.gain")
         query = turned(np.einsum("te,ehd->thd", h, weights[f"{name}.attention.query"]))
         key = turned(np.einsum("te,ehd->thd", h, weights[f"{name}.attention.key"]))
         value = np.einsum("te,ehd->thd", h, weights[f"{name}.attention.value"])
-        out = np.zeros((len(tokens), config.heads, config.head_dim))
-        for head in range(config.heads):
-            shared = head // (config.heads // config.kv_heads)
-            scores = query[:, head] @ key[:, shared].T / np.sqrt(config.head_dim)
+        out = np.zeros((len(tokens), shape.heads, shape.head_dim))
+        for head in range(shape.heads):
+            shared = head // (shape.heads // shape.kv_heads)
+            scores = query[:, head] @ key[:, shared].T / np.sqrt(shape.head_dim)
             scores[np.triu_indices(len(tokens), 1)] = -np.inf
             weight = np.exp(scores - scores.max(-1, keepdims=True))
             out[:, head] = weight / weight.sum(-1, keepdims=True) @ value[:, shared]
@@ -81,17 +85,17 @@ def attention(name, layout: Any = "tokens_first"):
 @pytest.mark.parametrize("layout", ["tokens_first", "heads_first"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_paged_logits_agree_with_a_dense_model(kernel, layout, tied):
-    config = dataclasses.replace(CONFIG, tied_embeddings=tied)
-    source = Recorded(config, 3)
-    model = builtin.Llama(config, 96, source)
+    shape = dataclasses.replace(SHAPE, tied_embeddings=tied)
+    source = Recorded(shape, 3)
+    model = Decoder(shape, 96, source)
     attend = attention(kernel, layout)
     rng = np.random.default_rng(0)
     lengths = [83, 70]
-    prompts = [rng.integers(0, config.vocab, length) for length in lengths]
-    want = [dense(config, source.by_name, prompt) for prompt in prompts]
+    prompts = [rng.integers(0, shape.vocab, length) for length in lengths]
+    want = [dense(shape, source.by_name, prompt) for prompt in prompts]
 
     page_tokens, width = 8, 12
-    pages = jnp.full((2 * width + 1, *config.page_shape(page_tokens)), jnp.nan)
+    pages = jnp.full((2 * width + 1, *shape.page_shape(page_tokens)), jnp.nan)
     pages = pages if layout == "tokens_first" else jnp.swapaxes(pages, 3, 4)
     table = rng.permutation(2 * width).reshape(2, width).astype(np.int32)
 
@@ -121,7 +125,7 @@ def test_a_row_of_a_product_depends_on_no_other(dtype, rows, summed_axis):
     draw = np.random.default_rng(rows)
     x = jnp.asarray(draw.normal(size=(rows, 96)), dtype)
     weight = jnp.asarray(draw.normal(size=(96, 200) if summed_axis == 0 else (200, 96)), dtype)
-    product = jax.jit(lambda x: wide_product(x, weight, summed_axis))
+    product = jax.jit(lambda x: einsum("bi,io->bo" if summed_axis == 0 else "bi,oi->bo", x, weight))
     got = np.asarray(product(x))
     assert got.dtype == np.float32
     wide = np.asarray(weight.astype(jnp.float32)).astype(np.float64)
@@ -134,12 +138,12 @@ def test_a_row_of_a_product_depends_on_no_other(dtype, rows, summed_axis):
 
 def test_a_bfloat16_model_follows_the_float32_one():
     """Through pages of words, a chunk of many tokens and single ones; logits agree to bfloat16's precision."""
-    narrow = dataclasses.replace(CONFIG, dtype="bfloat16")
-    tokens = np.random.default_rng(1).integers(0, CONFIG.vocab, 41).astype(np.int32)
+    narrow = dataclasses.replace(SHAPE, dtype_bytes=2, kv_dtype_bytes=2)
+    tokens = np.random.default_rng(1).integers(0, SHAPE.vocab, 41).astype(np.int32)
 
-    def logits_of_last(config):
-        model, attend = builtin.build(config, seed=3, max_positions=96), attention("xla")
-        pages = jnp.zeros((13, *config.page_shape(8)), page_dtype(config.dtype, "tokens_first", "cpu"))
+    def logits_of_last(shape):
+        model, attend = builtin.build(shape, seed=3, max_positions=96), attention("xla")
+        pages = jnp.zeros((13, *shape.page_shape(8)), page_dtype(shape.dtype, "tokens_first", "cpu"))
         table = jnp.arange(12, dtype=jnp.int32)[None]
         out = []
         for start, end in ((0, 40), (40, 41)):
@@ -149,41 +153,11 @@ def test_a_bfloat16_model_follows_the_float32_one():
             out.append(np.asarray(logits[0]))
         return np.stack(out)
 
-    wide = logits_of_last(CONFIG)
+    wide = logits_of_last(SHAPE)
     assert (logits_of_last(narrow) - wide).std() < 0.05 * wide.std()
 
 
-SHAPE = {
-    "layers": 1,
-    "d_model": 8,
-    "heads": 2,
-    "kv_heads": 1,
-    "head_dim": 4,
-    "d_ff": 8,
-    "vocab": 9,
-    "experts": 0,
-    "tied_embeddings": True,
-    "dtype_bytes": 2,
-    "kv_dtype_bytes": 2,
-    "qk_norm": False,
-    "rope_theta": 5e5,
-    "norm_eps": 1e-6,
-}
-
-
-def shape(**changes: Any) -> Any:
-    return SimpleNamespace(**(SHAPE | changes))
-
-
-def test_config_from_a_shape():
-    config = LlamaConfig.from_shape(shape())
-    assert (config.dtype, config.rope_theta, config.norm_eps, config.heads) == ("bfloat16", 5e5, 1e-6, 2)
-    assert config.kv_bytes_per_token == 2 * 1 * 1 * 4 * 2
-
-
-@pytest.mark.parametrize(
-    "changes", [{"experts": 8}, {"qk_norm": True}, {"dtype_bytes": 1}, {"kv_dtype_bytes": 4}, {"kv_heads": 3}]
-)
-def test_shapes_that_are_no_llama_are_refused(changes):
+@pytest.mark.parametrize("changes", [{"dtype_bytes": 1, "kv_dtype_bytes": 1}, {"kv_dtype_bytes": 2}, {"head_dim": 15}])
+def test_shapes_that_no_model_computes_are_refused(changes):
     with pytest.raises(ConfigError):
-        LlamaConfig.from_shape(shape(**changes))
+        check_served(dataclasses.replace(SHAPE, **changes))

@@ -1,0 +1,91 @@
+"""Logits of every family against transformers on torch (marker `parity`)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from decoding_rows import DecodingRows, relative_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from seeded_checkpoint import CASES, CONTEXT_TOKENS, PROMPT_TOKENS, SeededCheckpoint, shape_of, tokens_of
+
+from mcjax.models.decoder import Decoder
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(300)]
+
+BOUNDS = {"float32": 2e-5, "bfloat16": 2e-2}
+ROWS = 4
+
+
+@cache
+def ours(case: str, dtype: str) -> DecodingRows:
+    shape = shape_of(case, dtype)
+    return DecodingRows(Decoder(shape, CONTEXT_TOKENS, SeededCheckpoint(shape)), ROWS, PROMPT_TOKENS, CONTEXT_TOKENS)
+
+
+@cache
+def wanted(case: str, dtype: str) -> NDArray[np.float32]:
+    """`[ROWS, T, V]`"""
+    from transformers_side import transformers_logits, transformers_model
+
+    model = transformers_model(case, dtype)
+    return np.stack([transformers_logits(model, row) for row in tokens_of(case, ROWS)])
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("case", CASES)
+def test_prefill_of_unequal_lengths_and_then_decode(case: str, dtype: str) -> None:
+    rows, tokens, theirs = ours(case, dtype), tokens_of(case, ROWS), wanted(case, dtype)
+    rows.reset()
+    lengths = np.array([PROMPT_TOKENS, 23, 9, 1])
+    chunks = [tokens[row, :length] for row, length in enumerate(lengths)]
+    while True:
+        logits = rows.feed(chunks)
+        for row, length in enumerate(lengths):
+            assert relative_error(logits[row], theirs[row, length - 1]) < BOUNDS[dtype], (row, length)
+        if lengths[0] == tokens.shape[1]:
+            break
+        chunks = [tokens[row, length : length + 1] for row, length in enumerate(lengths)]
+        lengths += 1
+
+
+def feed_and_compare(case: str, cuts: list[list[int]]) -> None:
+    """Each row's prompt in chunks that end at its cuts, and at its end."""
+    rows, tokens, theirs = ours(case, "float32"), tokens_of(case, ROWS), wanted(case, "float32")
+    rows.reset()
+    ends = [[*sorted(row), PROMPT_TOKENS] for row in cuts]
+    starts = [[0, *row] for row in ends]
+    for turn in range(max(map(len, ends))):
+        spans = [slice(*bounds) for bounds in _spans(starts, ends, turn)]
+        logits = rows.feed([tokens[row, span] for row, span in enumerate(spans)])
+        for row, span in enumerate(spans):
+            if span.stop > span.start:
+                assert relative_error(logits[row], theirs[row, span.stop - 1]) < BOUNDS["float32"], (row, span)
+
+
+def _spans(starts: list[list[int]], ends: list[list[int]], turn: int) -> list[tuple[int, int]]:
+    return [
+        (first[turn], last[turn]) if turn < len(last) else (PROMPT_TOKENS, PROMPT_TOKENS)
+        for first, last in zip(starts, ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_split_of_a_prompt_in_two(case: str) -> None:
+    for first in range(1, PROMPT_TOKENS, ROWS):
+        feed_and_compare(case, [[min(first + row, PROMPT_TOKENS - 1)] for row in range(ROWS)])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_splits_into_any_chunks(case: str) -> None:
+    cuts = st.sets(st.integers(1, PROMPT_TOKENS - 1), max_size=12).map(sorted)
+
+    @settings(max_examples=15, deadline=None, derandomize=True)
+    @given(st.lists(cuts, min_size=ROWS, max_size=ROWS))
+    def every_split(cuts: list[list[int]]) -> None:
+        feed_and_compare(case, cuts)
+
+    every_split()
