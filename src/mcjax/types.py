@@ -170,12 +170,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share one cache layout. `block_multiple`: a match in it ends at a multiple of so many blocks."""
+    """Layers that share one cache layout. `block_multiple`: a match in it ends at a multiple of so many blocks.
+
+    `window_tokens`: what its layers see, of kind `window`; 0: everything.
+    """
 
     name: str = "full"
     kind: Literal["full", "window", "latent", "state"] = "full"
     bytes_per_token: int = 0
     block_multiple: int = 1
+    window_tokens: int = 0
+
+    def visible(self, context_tokens: int) -> int:
+        """Tokens of a context that its layers still see."""
+        return min(context_tokens, self.window_tokens) if self.window_tokens else context_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from family_cases import CONFIGS, rope
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_configs import PUBLISHED
 
+from family_cases import CONFIGS, rope
 from mcjax.cost.architecture import Latent, Rope, Routing
-from mcjax.cost.families.fields import WITHOUT_EFFECT
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
+from published_configs import PUBLISHED
 
 ALL = {**CONFIGS, **{f"published {name}": config for name, config in PUBLISHED.items()}}
 
@@ -192,7 +191,7 @@ def test_a_missing_field_is_named(name: str, key: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(sorted(ALL)),
-    st.text("abcdefghijklmnopqrstuvwxyz_", min_size=3, max_size=24),
+    st.text("abcdefghijklmnopqrstuvwxyz_", max_size=20).map("new_{}".format),
     st.sampled_from([True, False, 0, 1.5, "on", [1], {"a": 1}, None]),
     st.booleans(),
 )
@@ -203,12 +202,6 @@ def test_an_unknown_field_is_refused_by_name(name: str, key: str, value: object,
         config[place] = {**config[place], key: value}
     else:
         config[key] = value
-    if key in KNOWN or key in WITHOUT_EFFECT:
-        return
     where = f"{place}.{key}" if place else key
     with pytest.raises(ConfigError, match=rf"^{where}=.*effect"):
         ModelShape.from_hugging_face(config, dtype_bytes=2)
-
-
-KNOWN = frozenset("dtype type factor model_type mscale truncate head_dim topk_group n_group q_lora_rank".split())
-"""Names of real fields that might come up by chance."""

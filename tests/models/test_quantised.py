@@ -86,5 +86,5 @@ def test_a_model_holds_int8_where_it_says_and_counts_so() -> None:
 def test_its_name_is_another_and_what_is_no_quantisation_is_refused() -> None:
     plain = builtin.DEFAULT_SHAPE
     assert builtin.fingerprint(plain, 0) != builtin.fingerprint(replace(plain, quantisation="int8"), 0)
-    with pytest.raises(ConfigError, match=r"model\.quantisation=int4: not supported; allowed: none, int8"):
+    with pytest.raises(ConfigError, match=r"model\.quantisation=int4: .*; allowed: none, int8"):
         replace(plain, quantisation="int4")

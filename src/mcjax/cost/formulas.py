@@ -1,7 +1,9 @@
 """FLOPs and bytes of a whole decoder's work, as exact integers. What attention takes is counted in `cost/kernels.py`.
 
 A multiply-add is 2 FLOPs. Norms, rotary embedding, softmax and the embedding lookup are not counted (under 1 % at the
-sizes of interest). Attention is causal: a token at position p attends to p + 1 tokens.
+sizes of interest). Attention is causal: a token at position p attends to p + 1 tokens, in layers with a window of w to
+no more than w. Latent attention is counted in its absorbed form, in which it runs here (DeepSeek-V2, arXiv:2405.04434,
+2.1.2): every query meets the cached vectors themselves.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from mcjax.cost.model_shape import ModelShape
 
 
 def matmul_flops_per_token(model: ModelShape) -> int:
-    """Projections, MLP (the chosen experts) and router of all layers, for one token."""
-    mlp = model.mlp_parameters * max(model.experts_per_token, 1) + model.router_parameters
-    return 2 * model.layers * (model.attention_parameters + mlp)
+    """Projections, MLP (the chosen experts and the shared) and router of all layers, for one token."""
+    experts = model.expert_parameters * (model.experts_per_token + model.shared_experts) + model.router_parameters
+    dense_layers = model.layers - model.expert_layers
+    mlp = dense_layers * model.dense_parameters + model.expert_layers * experts
+    return 2 * (model.layers * model.attention_parameters + mlp)
 
 
 def head_flops(model: ModelShape) -> int:
@@ -23,9 +27,33 @@ def head_flops(model: ModelShape) -> int:
     return 2 * model.head_parameters
 
 
+def layer_pair_flops(model: ModelShape) -> int:
+    """Scores and weighted values of one query over one key, all heads of one layer."""
+    return pair_flops(model.heads, model.cache_dim, model.value_dim)
+
+
 def attention_flops_per_pair(model: ModelShape) -> int:
-    """Scores and weighted values of one query over one key, all layers and heads."""
-    return model.layers * pair_flops(model.heads, model.head_dim)
+    """Scores and weighted values of one query over one key that all layers see, all heads."""
+    return model.layers * layer_pair_flops(model)
+
+
+def prompt_pairs(model: ModelShape, start_tokens: int, length_tokens: int) -> int:
+    """Query-key pairs of a chunk of a prompt, summed over layers."""
+    context = start_tokens + length_tokens
+    return sum(layers * visible_pairs(context, length_tokens, window) for window, layers in model.window_layers)
+
+
+def step_pairs(model: ModelShape, batch: int, context_tokens: int) -> int:
+    """The same of a decode step, summed over layers: each sequence sees its context and its new token.
+
+    Contexts are known by their sum alone, so those of a layer with a window are counted as if all were of one length:
+    exact if they are, or if all are within the window or all beyond it; else more than there are.
+    """
+    attended = context_tokens + batch
+    return sum(
+        layers * (attended if window is None else min(attended, batch * window))
+        for window, layers in model.window_layers
+    )
 
 
 def prefill_flops(model: ModelShape, start_tokens: int, length_tokens: int) -> int:
@@ -33,14 +61,14 @@ def prefill_flops(model: ModelShape, start_tokens: int, length_tokens: int) -> i
 
     Additive: chunks sum to the whole prompt. The logits of the last position are left out (2e9 of 1e15 FLOPs).
     """
-    pairs = visible_pairs(start_tokens + length_tokens, length_tokens, None)
-    return length_tokens * matmul_flops_per_token(model) + pairs * attention_flops_per_pair(model)
+    attention = prompt_pairs(model, start_tokens, length_tokens) * layer_pair_flops(model)
+    return length_tokens * matmul_flops_per_token(model) + attention
 
 
 def decode_flops(model: ModelShape, batch: int, context_tokens: int) -> int:
     """One step of `batch` sequences that hold `context_tokens` in total; each also attends to its new token."""
     per_sequence = matmul_flops_per_token(model) + head_flops(model)
-    return batch * per_sequence + (context_tokens + batch) * attention_flops_per_pair(model)
+    return batch * per_sequence + step_pairs(model, batch, context_tokens) * layer_pair_flops(model)
 
 
 def touched_experts(model: ModelShape, tokens: int) -> tuple[int, int]:
@@ -54,18 +82,19 @@ def touched_experts(model: ModelShape, tokens: int) -> tuple[int, int]:
 
 def weight_read_bytes(model: ModelShape, tokens: int) -> int:
     """Weights that a step over `tokens` tokens reads once: all layers and the head; of experts, the touched ones."""
+    total = model.layers * model.attention_parameters + model.head_parameters
+    total += (model.layers - model.expert_layers) * model.dense_parameters
     if model.experts:
         numerator, denominator = touched_experts(model, min(tokens, 4096))  # by then every expert is in use
-        mlp = model.mlp_parameters * numerator // denominator
-    else:
-        mlp = model.mlp_parameters
-    layer = model.attention_parameters + mlp + model.router_parameters
-    return (model.layers * layer + model.head_parameters) * model.dtype_bytes
+        routed = model.expert_parameters * numerator // denominator
+        shared = model.expert_parameters * model.shared_experts
+        total += model.expert_layers * (routed + shared + model.router_parameters)
+    return total * model.matrix_dtype_bytes
 
 
 def decode_bytes(model: ModelShape, batch: int, context_tokens: int) -> int:
     """Device memory traffic of one decode step: weights, KV of the context, KV of the new tokens."""
-    return weight_read_bytes(model, batch) + (context_tokens + batch) * model.kv_bytes_per_token
+    return weight_read_bytes(model, batch) + step_pairs(model, batch, context_tokens) * model.layer_kv_bytes
 
 
 def collective_bytes_per_token(model: ModelShape, ways: int) -> int:
@@ -74,7 +103,7 @@ def collective_bytes_per_token(model: ModelShape, ways: int) -> int:
     Two all-reduces a layer over the hidden state; a bandwidth-optimal (ring) all-reduce of x bytes sends
     2 (ways - 1) / ways x from each.
     """
-    return 4 * model.layers * model.d_model * model.dtype_bytes * (ways - 1) // ways
+    return 4 * model.layers * model.d_model * model.hidden_dtype_bytes * (ways - 1) // ways
 
 
 def remote_expert_holders(model: ModelShape, ways: int) -> tuple[int, int]:
@@ -100,5 +129,6 @@ def expert_parallel_bytes_per_token(model: ModelShape, ways: int) -> int:
     (expert with tensor parallelism needs sequence parallelism).
     """
     holders, total = remote_expert_holders(model, ways)
-    hidden_states = 2 * model.layers * ((ways - 1) * total + holders)  # in units of 1 / (ways x total)
-    return hidden_states * model.d_model * model.dtype_bytes // (ways * total)
+    hidden_states = 2 * model.expert_layers * ((ways - 1) * total + holders)  # in units of 1 / (ways x total)
+    hidden_states += 4 * (model.layers - model.expert_layers) * (ways - 1) * total  # these keep their all-reduces
+    return hidden_states * model.d_model * model.hidden_dtype_bytes // (ways * total)

@@ -14,6 +14,7 @@ from mcjax.cost.kernels import (
     kv_pack_cost,
     kv_unpack_cost,
     prefill_cost,
+    stored_token_bytes,
 )
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
@@ -51,6 +52,10 @@ class KernelCase:
     """Of the blocks; empty: that of the pages."""
     window: int | None = None
     soft_cap: bool = False
+    entries: int = 2
+    """Vectors stored of a token and key head: 1 where keys are the values too (latents)."""
+    value_dim: int = 0
+    """Numbers of a value that are summed up; 0: `head_dim`."""
 
     @property
     def shape(self) -> AttentionShape:
@@ -65,6 +70,8 @@ class KernelCase:
             scale_bytes,
             self.window,
             self.soft_cap,
+            self.entries,
+            self.value_dim,
         )
 
     def cost(self) -> KernelCost:
@@ -73,7 +80,7 @@ class KernelCase:
             parts = [of(self.shape, [(before, new)]).times(count) for count, before, new in self.sequences]
             return sum(parts, start=KernelCost(0, 0, 0))
         number_bytes, scale_bytes = DTYPES[self.block_dtype or self.kv_dtype]
-        block_token_bytes = 2 * self.kv_heads * (self.head_dim * number_bytes + scale_bytes)
+        block_token_bytes = stored_token_bytes(self.kv_heads, self.head_dim, number_bytes, scale_bytes, self.entries)
         make = kv_pack_cost if self.kernel == "kv_pack" else kv_unpack_cost
         return make(self.shape, self.layers, self.pages, block_token_bytes)
 
@@ -138,12 +145,15 @@ def limit(cost: KernelCost, hardware: Hardware) -> Limit:
 
 
 def device_heads(model: ModelShape, ways: int) -> tuple[int, int]:
-    """Query heads and key heads of one of `ways` tensor-parallel devices. Of too few key heads each holds a copy.
+    """Query heads and key heads of one of `ways` tensor-parallel devices. Of too few key heads each holds a copy, and
+    of latents.
 
     Raises `ConfigError` where the heads do not divide.
     """
     if model.heads % ways:
         raise ConfigError("hardware.count", ways, f"cannot share the {model.heads} query heads of {model.name} evenly")
+    if model.latent:
+        return model.heads // ways, 1
     if max(model.kv_heads, ways) % min(model.kv_heads, ways):
         problem = f"neither divides the {model.kv_heads} key heads of {model.name}, nor is it a multiple of them"
         raise ConfigError("hardware.count", ways, problem)

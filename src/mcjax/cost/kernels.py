@@ -58,11 +58,19 @@ class AttentionShape:
     """Of the scale of each stored vector: 4 where pages are quantised."""
     window: int | None = None
     soft_cap: bool = False
+    entries: int = 2
+    """Vectors stored of a token and key head: 1 where keys are the values too (latents)."""
+    value_dim: int = 0
+    """Numbers of a value that are summed up; 0: `head_dim`."""
+
+    @property
+    def pair_flops(self) -> int:
+        return pair_flops(self.heads, self.head_dim, self.value_dim or self.head_dim)
 
     @property
     def token_bytes(self) -> int:
         """Of one token's stored keys and values."""
-        return stored_token_bytes(self.kv_heads, self.head_dim, self.kv_dtype_bytes, self.scale_bytes)
+        return stored_token_bytes(self.kv_heads, self.head_dim, self.kv_dtype_bytes, self.scale_bytes, self.entries)
 
     @property
     def query_bytes(self) -> int:
@@ -72,17 +80,22 @@ class AttentionShape:
     @property
     def new_token_bytes(self) -> int:
         """Of one token's keys and values before they are stored."""
-        return stored_token_bytes(self.kv_heads, self.head_dim, self.dtype_bytes)
+        return stored_token_bytes(self.kv_heads, self.head_dim, self.dtype_bytes, entries=self.entries)
 
 
-def stored_token_bytes(kv_heads: int, head_dim: int, kv_dtype_bytes: int, scale_bytes: int = 0) -> int:
-    """Of one token's stored keys and values in one layer."""
-    return 2 * kv_heads * (head_dim * kv_dtype_bytes + scale_bytes)
+def stored_token_bytes(
+    kv_heads: int, head_dim: int, kv_dtype_bytes: int, scale_bytes: int = 0, entries: int = 2
+) -> int:
+    """Of one token's stored keys and values in one layer; `entries`: 1 where one vector is both."""
+    return entries * kv_heads * (head_dim * kv_dtype_bytes + scale_bytes)
 
 
-def pair_flops(heads: int, head_dim: int) -> int:
-    """Scores and weighted values of one query token over one key token, all heads of one layer."""
-    return 4 * heads * head_dim
+def pair_flops(heads: int, head_dim: int, value_dim: int | None = None) -> int:
+    """Scores and weighted values of one query token over one key token, all heads of one layer.
+
+    `value_dim`: numbers of a value, if other than of a key.
+    """
+    return 2 * heads * (head_dim + (head_dim if value_dim is None else value_dim))
 
 
 def visible_pairs(context: int, new: int, window: int | None) -> int:
@@ -112,7 +125,7 @@ def prefill_cost(shape: AttentionShape, sequences: Sequence[tuple[int, int]], to
         real += new
         cached = keys_read(prefix + new, new, shape.window) - new
         total += KernelCost(
-            flops=visible_pairs(prefix + new, new, shape.window) * pair_flops(shape.heads, shape.head_dim),
+            flops=visible_pairs(prefix + new, new, shape.window) * shape.pair_flops,
             read_bytes=new * (shape.query_bytes + shape.new_token_bytes) + cached * shape.token_bytes,
             written_bytes=new * (shape.query_bytes + shape.token_bytes),
             exponentials=_exponentials(shape, prefix + new, new),
@@ -130,7 +143,7 @@ def decode_cost(shape: AttentionShape, rows: Sequence[tuple[int, int]], width: i
     for context, queries in rows:
         written = queries if width is None else width
         total += KernelCost(
-            flops=visible_pairs(context, queries, shape.window) * pair_flops(shape.heads, shape.head_dim),
+            flops=visible_pairs(context, queries, shape.window) * shape.pair_flops,
             read_bytes=queries * shape.query_bytes + keys_read(context, queries, shape.window) * shape.token_bytes,
             written_bytes=written * (shape.query_bytes + shape.heads * LOGARITHM_BYTES),
             exponentials=_exponentials(shape, context, queries),

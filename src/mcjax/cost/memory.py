@@ -11,12 +11,15 @@ def activation_bytes(model: ModelShape, ways: int, chunk_tokens: int) -> int:
     """Working memory of one prefill chunk over `ways` accelerators. An estimate; a real engine should measure its own.
 
     Residual, norm and attention output are on every accelerator; the projections of one layer and 256 f32 rows of
-    logits are split over all.
+    logits are split over all. Of latents, queries and results are as wide as what is cached.
     """
     replicated = 3 * model.d_model * ways
     projections = (model.heads + 2 * model.kv_heads) * model.head_dim
-    mlp = 3 * model.d_ff * max(model.experts_per_token, 1)
-    return chunk_tokens * (replicated + projections + mlp) * model.dtype_bytes + 4 * model.vocab * 256
+    if latent := model.latent:
+        projections = latent.query_rank + model.heads * (model.head_dim + 2 * latent.cache_dim) + latent.cache_dim
+    expert = model.expert_parameters * (model.experts_per_token + model.shared_experts)
+    mlp = max(expert, model.dense_parameters if model.expert_layers < model.layers else 0) // model.d_model
+    return chunk_tokens * (replicated + projections + mlp) * model.hidden_dtype_bytes + 4 * model.vocab * 256
 
 
 def kv_capacity_tokens(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from mcjax.cost.architecture import ACTIVATIONS, Latent, Rope, Routing
+from mcjax.cost.architecture import ACTIVATIONS, Latent, Rope, Routing, integer, number, one_of
 from mcjax.cost.kernels import stored_token_bytes
 from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
@@ -20,9 +22,10 @@ _DTYPES = {4: "float32", 2: "bfloat16"}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama-like decoder: grouped-query attention with full context, gated MLP (dense, or experts in every layer).
+    """A decoder: grouped-query or latent attention, of the whole context or of a window; gated MLP, dense or experts.
 
-    Bytes are of one element; `d_ff` is the width of one expert where there are experts (`experts` 0: dense).
+    Bytes are of one element; `d_ff` is the width of one expert where there are experts (`experts` 0: dense), unless
+    `expert_d_ff` is.
     """
 
     name: str
@@ -83,28 +86,50 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for declared in fields(self):
-            if declared.type != "int":
-                continue
-            value: object = getattr(self, declared.name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"model.{declared.name}", value, "must be an integer")
-            if value < 0 or (value == 0 and declared.name not in _MAY_BE_ZERO):
-                raise ConfigError(f"model.{declared.name}", value, "must be positive")
-        for name in ("rope_theta", "norm_eps"):
-            number: object = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
-                raise ConfigError(f"model.{name}", number, "must be a number above 0")
+            if declared.type == "int":
+                least = 0 if declared.name in _MAY_BE_ZERO else 1
+                integer(f"model.{declared.name}", getattr(self, declared.name), least)
+        for name in ("rope_theta", "norm_eps", "embedding_scale"):
+            number(f"model.{name}", getattr(self, name), positive=True)
+        for name in ("query_scale", "attention_soft_cap", "logits_soft_cap"):
+            number(f"model.{name}", getattr(self, name))
+        one_of("model.activation", self.activation, ACTIVATIONS)
         object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        for window in self.layer_windows:
+            integer("model.layer_windows", window, least=0)
         if self.layer_windows and len(self.layer_windows) != self.layers:
             raise ConfigError("model.layer_windows", len(self.layer_windows), f"must be one a layer, {self.layers}")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError("model.activation", self.activation, "not supported", ACTIVATIONS)
-        if self.quantisation not in QUANTISATIONS:
-            raise ConfigError("model.quantisation", self.quantisation, "not supported", QUANTISATIONS)
+        one_of("model.quantisation", self.quantisation, QUANTISATIONS)
         if self.heads % self.kv_heads:
             raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
-        if (self.experts == 0) != (self.experts_per_token == 0) or self.experts_per_token > self.experts:
-            raise ConfigError("model.experts_per_token", self.experts_per_token, f"of model.experts={self.experts}")
+        self._check_experts()
+        if self.latent is not None:
+            self._check_latent(self.latent)
+
+    def _check_experts(self) -> None:
+        experts, chosen, routing = self.experts, self.experts_per_token, self.routing
+        if (experts == 0) != (chosen == 0) or chosen > experts:
+            raise ConfigError("model.experts_per_token", chosen, f"of model.experts={experts}")
+        for name in ("expert_d_ff", "shared_experts", "dense_layers"):
+            if getattr(self, name) and not experts:
+                raise ConfigError(f"model.{name}", getattr(self, name), "there are no experts (model.experts=0)")
+        if self.dense_layers > self.layers:
+            raise ConfigError("model.dense_layers", self.dense_layers, f"of model.layers={self.layers}")
+        if experts and experts % routing.groups:
+            raise ConfigError("model.routing.groups", routing.groups, f"must divide model.experts={experts}")
+        if experts and chosen > experts // routing.groups * routing.groups_per_token:
+            problem = f"more than there are in {routing.groups_per_token} of {routing.groups} groups"
+            raise ConfigError("model.experts_per_token", chosen, problem)
+
+    def _check_latent(self, latent: Latent) -> None:
+        if self.kv_heads != self.heads:
+            raise ConfigError("model.kv_heads", self.kv_heads, f"must equal model.heads={self.heads} beside a latent")
+        if self.head_dim != latent.nope_dim + latent.rope_dim:
+            problem = f"must be the latent's nope_dim + rope_dim, {latent.nope_dim + latent.rope_dim}"
+            raise ConfigError("model.head_dim", self.head_dim, problem)
+        for name in ("attention_bias", "qk_norm"):
+            if getattr(self, name):
+                raise ConfigError(f"model.{name}", True, "latent attention has none")
 
     def identity(self) -> dict[str, Any]:
         """All that decides what the model computes, for fingerprints: not its name, its limits or where it lies."""
@@ -141,6 +166,11 @@ class ModelShape:
         return 1 if self.latent else self.kv_heads
 
     @property
+    def value_dim(self) -> int:
+        """Numbers that a query sums up of what is cached: of latents, what the values are made of."""
+        return self.latent.kv_rank if self.latent else self.head_dim
+
+    @property
     def cache_dim(self) -> int:
         """Numbers of one cached vector."""
         return self.latent.cache_dim if self.latent else self.head_dim
@@ -153,14 +183,26 @@ class ModelShape:
         return self.experts > 0 and layer >= self.dense_layers
 
     @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @cached_property
     def attention_parameters(self) -> int:
-        """Query, key, value and output matrices of one layer."""
-        return self.d_model * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        """Of the matrices of one layer's attention, each of which a token passes once (latents: in absorbed form)."""
+        from mcjax.cost.parameters import attention_matrices  # declares them by this class
+
+        return attention_matrices(self)
 
     @property
-    def mlp_parameters(self) -> int:
-        """Gate, up and down matrices of one layer's MLP, or of one expert."""
+    def dense_parameters(self) -> int:
+        """Gate, up and down matrices of one layer without experts."""
         return 3 * self.d_model * self.d_ff
+
+    @property
+    def expert_parameters(self) -> int:
+        """Gate, up and down matrices of one expert."""
+        return 3 * self.d_model * (self.expert_d_ff or self.d_ff)
 
     @property
     def router_parameters(self) -> int:
@@ -170,31 +212,68 @@ class ModelShape:
     def head_parameters(self) -> int:
         return self.vocab * self.d_model
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Every weight, as a checkpoint holds it."""
-        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
-        mlp = self.mlp_parameters * max(self.experts, 1) + self.router_parameters
-        embeddings = self.head_parameters * (1 if self.tied_embeddings else 2)
-        return embeddings + self.layers * (self.attention_parameters + mlp + norms) + self.d_model
+        from mcjax.cost.parameters import parameters  # declares them by this class
+
+        return sum(parameter.size for parameter in parameters(self).values())
 
     @property
+    def matrix_dtype_bytes(self) -> int:
+        """Of one number of a matrix: scales of quantised ones, four bytes an output channel, are not counted."""
+        return self.dtype_bytes if self.quantisation == "none" else 1
+
+    @cached_property
     def weight_bytes(self) -> int:
-        """As a device holds them."""
-        if self.quantisation == "none":
-            return self.parameters * self.dtype_bytes
+        """As a device holds them, scales of quantised ones included."""
         from mcjax.cost.parameters import parameters, stored_bytes  # which declare those of a shape
 
         return sum(stored_bytes(parameter, self) for parameter in parameters(self).values())
 
     @property
+    def hidden_dtype_bytes(self) -> int:
+        """Of one number of the hidden state, which is two bytes wide where weights are narrower."""
+        return max(self.dtype_bytes, 2)
+
+    @property
+    def layer_kv_bytes(self) -> int:
+        """What one layer caches of a token."""
+        return stored_token_bytes(self.cache_heads, self.cache_dim, self.kv_dtype_bytes, entries=self.cache_entries)
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers."""
-        return self.layers * stored_token_bytes(self.kv_heads, self.head_dim, self.kv_dtype_bytes)
+        """What all layers cache of a token, as blocks hold it: whether a layer's window is over or not."""
+        return self.layers * self.layer_kv_bytes
+
+    @cached_property
+    def window_layers(self) -> tuple[tuple[int | None, int], ...]:
+        """How many layers have each window, those that see everything (None) first, then by width."""
+        counts = Counter(self.windows)
+        return tuple(sorted(counts.items(), key=lambda entry: entry[0] or 0))
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """Layers that cache alike: `latent`, or `full` and `window` (of several widths: `window512`, ...)."""
+        if self.latent:
+            return (KVGroup("latent", "latent", self.kv_bytes_per_token),)
+        groups: list[KVGroup] = []
+        several = sum(window is not None for window, _ in self.window_layers) > 1
+        for window, layers in self.window_layers:
+            if window is None:
+                groups.append(KVGroup("full", "full", layers * self.layer_kv_bytes))
+            else:
+                name = f"window{window}" if several else "window"
+                groups.append(KVGroup(name, "window", layers * self.layer_kv_bytes, window_tokens=window))
+        return tuple(groups)
+
+    def kv_bytes(self, context_tokens: int) -> int:
+        """What the next token needs of a context: of layers with a window, no more than that of its last tokens."""
+        return sum(group.bytes_per_token * group.visible(context_tokens) for group in self.kv_groups)
 
     def kv_format(self, block_tokens: int, fingerprint: str) -> KVFormat:
-        """The one-group layout of a block of `block_tokens` tokens; `fingerprint` names the weights and dtype."""
-        return KVFormat(fingerprint, block_tokens, (KVGroup("full", "full", self.kv_bytes_per_token),))
+        """The layout of a block of `block_tokens` tokens; `fingerprint` names the weights and dtype."""
+        return KVFormat(fingerprint, block_tokens, self.kv_groups)
 
     @classmethod
     def from_hugging_face(

@@ -49,6 +49,11 @@ def stored_bytes(parameter: Parameter, shape: ModelShape) -> int:
     return parameter.size + 4 * parameter.size // math.prod(parameter.shape[at] for at in parameter.summed)
 
 
+def attention_matrices(shape: ModelShape) -> int:
+    """Numbers in the matrices of one layer's attention."""
+    return sum(parameter.size for _, parameter in _attention(shape) if parameter.summed)
+
+
 def _gain(size: int, shape: ModelShape) -> Parameter:
     return Parameter((size,), (None,), init="zeros" if shape.unit_offset_norms else "ones")
 

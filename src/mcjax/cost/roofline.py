@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcjax.cost import formulas
 from mcjax.cost.hardware import Hardware
-from mcjax.cost.kernels import visible_pairs
+from mcjax.cost.kernels import keys_read
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 
@@ -23,8 +24,8 @@ class Roofline:
     """FLOPs and bytes over attainable rates, plus the collectives between all accelerators of an instance.
 
     Prefill is compute-bound by definition: T(n) = FLOPs(n) / (peak x efficiency) + all-reduce time, a polynomial
-    a n + b n^2, and a chunk costs T(start + length) - T(start), so that splits add up exactly. What a tiny chunk really
-    waits for, the weights, is charged in mixed steps only.
+    a n + b n^2 (of layers with a window, linear beyond it), and a chunk costs T(start + length) - T(start), so that
+    splits add up exactly. What a tiny chunk really waits for, the weights, is charged in mixed steps only.
 
     A decode step is max(bytes / bandwidth, FLOPs / rate) + all-reduces + overheads.
 
@@ -86,13 +87,13 @@ class Roofline:
         return sent * _FS_PER_S // self.hardware.interconnect_bytes_per_s
 
     @cached_property
-    def _kv_fs_per_token(self) -> int:
-        return self.model.kv_bytes_per_token * _FS_PER_S // self._bytes_per_s
-
-    @cached_property
-    def _attention_fs_per_token(self) -> int:
-        """One query over one cached token."""
-        return formulas.attention_flops_per_pair(self.model) * _FS_PER_S // self._flops_per_s
+    def _attention_fs(self) -> tuple[tuple[int | None, int, int], ...]:
+        """Of the layers of each window: to read what they cache of a token, and for one query to attend to it."""
+        read, attend = self.model.layer_kv_bytes * _FS_PER_S, formulas.layer_pair_flops(self.model) * _FS_PER_S
+        return tuple(
+            (window, layers * read // self._bytes_per_s, layers * attend // self._flops_per_s)
+            for window, layers in self.model.window_layers
+        )
 
     @cached_property
     def _sequence_fs(self) -> int:
@@ -117,13 +118,13 @@ class Roofline:
     def _compute_fs(self, tokens: int) -> int:
         """FLOPs of a whole prompt of `tokens` over the attainable rate."""
         matmul, attention = self._flops
-        flops = tokens * matmul + visible_pairs(tokens, tokens, None) * attention
+        flops = tokens * matmul + formulas.prompt_pairs(self.model, 0, tokens) * attention
         return flops * _FS_PER_S // self._flops_per_s
 
     @cached_property
     def _flops(self) -> tuple[int, int]:
-        """Of one token, and of one query over one key."""
-        return formulas.matmul_flops_per_token(self.model), formulas.attention_flops_per_pair(self.model)
+        """Of one token, and of one query over one key in one layer."""
+        return formulas.matmul_flops_per_token(self.model), formulas.layer_pair_flops(self.model)
 
     def _prompt_ns(self, tokens: int) -> int:
         """T(n), cumulative, rounded down to whole nanoseconds."""
@@ -149,9 +150,12 @@ class Roofline:
         end_tokens = start_tokens + length_tokens
         attended = context_tokens + batch
         compute_fs = self._compute_fs(end_tokens) - self._compute_fs(start_tokens)
-        compute_fs += batch * self._sequence_fs + attended * self._attention_fs_per_token
-        chunk_kv_tokens = end_tokens if length_tokens else 0
-        memory_fs = self._weights_fs(batch + length_tokens) + (attended + chunk_kv_tokens) * self._kv_fs_per_token
+        compute_fs += batch * self._sequence_fs
+        memory_fs = self._weights_fs(batch + length_tokens)
+        for window, read_fs, attend_fs in self._attention_fs:
+            seen = attended if window is None else min(attended, batch * window)
+            compute_fs += seen * attend_fs
+            memory_fs += (seen + keys_read(end_tokens, length_tokens, window)) * read_fs
         fixed_fs = self._fixed_fs + (batch + length_tokens) * self._collective_fs_per_token
         return (max(memory_fs, compute_fs) + fixed_fs) // _FS_PER_NS
 
@@ -161,39 +165,52 @@ class Roofline:
         return matmul_s + self._collective_fs_per_token / _FS_PER_S
 
     @cached_property
-    def _prefill_s_per_pair(self) -> float:
-        return formulas.attention_flops_per_pair(self.model) / self._flops_per_s
+    def _prefill_s_per_pair(self) -> tuple[tuple[int | None, float], ...]:
+        """Of the layers of each window, those that see everything first."""
+        flops = formulas.layer_pair_flops(self.model)
+        return tuple((window, layers * flops / self._flops_per_s) for window, layers in self.model.window_layers)
 
     def prefill_s(self, prompt_tokens: int, reused_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """`[I]` float64 seconds."""
-        linear_s, pair_s = self._prefill_s_per_token, self._prefill_s_per_pair / 2
-        # Pairs of a chunk after a prefix: the difference of n (n + 1) / 2.
-        whole_s = prompt_tokens * (linear_s + pair_s * (prompt_tokens + 1))
-        return whole_s - reused_tokens * (linear_s + pair_s * (reused_tokens + 1))
+        return self._prompt_s(prompt_tokens) - self._prompt_s(reused_tokens)
+
+    def _prompt_s(self, tokens: Any) -> Any:
+        """Of a whole prompt of so many tokens, a number or an array of them."""
+        per_token_s, windowed_s = self._prefill_s_per_token, 0.0
+        for window, pair_s in self._prefill_s_per_pair:
+            if window is None:
+                per_token_s = per_token_s + pair_s / 2 * (tokens + 1)  # n (n + 1) / 2 pairs
+            else:
+                within = np.minimum(tokens, window)
+                windowed_s = windowed_s + pair_s * within * (tokens - (within - 1) / 2)
+        return tokens * per_token_s + windowed_s
 
     @cached_property
-    def _decode_rates_s(self) -> tuple[float, float, float, float, float]:
-        """A step's fixed time, a token of KV read, a sequence's compute, a cached token's, a sequence's all-reduces."""
-        parts_fs = (
-            self._fixed_fs,
-            self._kv_fs_per_token,
-            self._sequence_fs,
-            self._attention_fs_per_token,
-            self._collective_fs_per_token,
+    def _decode_rates_s(self) -> tuple[float, float, float]:
+        """A step's fixed time, a sequence's compute, its all-reduces."""
+        fixed, sequence, collective = (
+            part / _FS_PER_S for part in (self._fixed_fs, self._sequence_fs, self._collective_fs_per_token)
         )
-        fixed, read, sequence, attention, collective = (part / _FS_PER_S for part in parts_fs)
-        return fixed, read, sequence, attention, collective
+        return fixed, sequence, collective
+
+    @cached_property
+    def _attention_s(self) -> tuple[tuple[int | None, float, float], ...]:
+        return tuple((window, read / _FS_PER_S, attend / _FS_PER_S) for window, read, attend in self._attention_fs)
 
     def decode_s(self, batch: NDArray[np.int64], context_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """`[I]` float64 seconds; 0 for an empty batch."""
-        fixed_s, read_s, sequence_s, attention_s, collective_s = self._decode_rates_s
+        fixed_s, sequence_s, collective_s = self._decode_rates_s
         attended = context_tokens + batch
-        memory_s = attended * read_s
+        memory_s, compute_s = np.zeros(len(attended)), batch * sequence_s
+        for window, read_s, attend_s in self._attention_s:
+            seen = attended if window is None else np.minimum(attended, batch * window)
+            memory_s += seen * read_s
+            compute_s += seen * attend_s
         if self.model.experts:
             memory_s += np.array([self._weights_fs(count) / _FS_PER_S for count in batch.tolist()])
         else:
             memory_s += self._dense_weights_fs / _FS_PER_S
-        step_s = np.maximum(memory_s, batch * sequence_s + attended * attention_s)
+        step_s = np.maximum(memory_s, compute_s)
         step_s += batch * collective_s + fixed_s
         return step_s if batch.all() else np.where(batch > 0, step_s, 0.0)
 
@@ -204,8 +221,11 @@ class Roofline:
         weights_fs: int | NDArray[np.int64],
     ) -> NDArray[np.int64]:
         attended = context_tokens + batch
-        memory_fs = weights_fs + attended * self._kv_fs_per_token
-        compute_fs = batch * self._sequence_fs + attended * self._attention_fs_per_token
+        memory_fs, compute_fs = weights_fs, batch * self._sequence_fs
+        for window, read_fs, attend_fs in self._attention_fs:
+            seen = attended if window is None else np.minimum(attended, batch * window)
+            memory_fs = memory_fs + seen * read_fs
+            compute_fs = compute_fs + seen * attend_fs
         fixed_fs = self._fixed_fs + batch * self._collective_fs_per_token
         return (np.maximum(memory_fs, compute_fs) + fixed_fs) // _FS_PER_NS
 

@@ -102,14 +102,15 @@ def cases_of(model: ModelShape, hardware: Hardware, sizes: Sizes) -> list[Kernel
         raise ConfigError("model.dtype_bytes", model.dtype_bytes, "no dtype of queries has so many bytes", PLAIN)
     if not sizes.kv_dtype and model.kv_dtype_bytes not in PLAIN:
         raise ConfigError("kv_dtype", "", f"which one, of {model.kv_dtype_bytes} bytes a number", DTYPES)
-    shape = (heads, kv_heads, model.head_dim, sizes.page_tokens, PLAIN[model.dtype_bytes])
+    shape = (heads, kv_heads, model.cache_dim, sizes.page_tokens, PLAIN[model.dtype_bytes])
     kv_dtype = sizes.kv_dtype or PLAIN[model.kv_dtype_bytes]
     context = sizes.context_tokens
     chunk = sizes.chunk_tokens or context
-    seen: dict[str, Any] = {"window": sizes.window, "soft_cap": sizes.soft_cap}
+    cached = {"entries": model.cache_entries, "value_dim": model.value_dim if model.latent else 0}
+    seen: dict[str, Any] = {"window": sizes.window, "soft_cap": sizes.soft_cap, **cached}
     block_dtype = "" if sizes.block_dtype == kv_dtype else sizes.block_dtype
     pages = -(-context // sizes.page_tokens)
-    moved: dict[str, Any] = {"layers": model.layers, "pages": pages, "block_dtype": block_dtype}
+    moved: dict[str, Any] = {"layers": model.layers, "pages": pages, "block_dtype": block_dtype, **cached}
     return [
         KernelCase("prefill", *shape, kv_dtype, ((1, context - chunk, chunk),), **seen),
         KernelCase("decode", *shape, kv_dtype, ((sizes.batch, context, sizes.query_tokens),), **seen),
