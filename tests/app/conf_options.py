@@ -104,7 +104,7 @@ def overrides_for(option: str, folder: Path) -> list[str]:
         "cost/table": [f"cost.path={folder / 'measurements.csv'}"],
         "cost/measured": [f"cost.path={folder / 'measured.json'}"],
         "cost/aiconfigurator": ["hardware=h100x8", "model=qwen3-32b"],
-        "model/hugging_face": [f"model.path={folder / 'config.json'}"],
+        "model/hf": [f"model.path={folder / 'config.json'}"],
         "workload/slice": [f"workload.of.path={files['mooncake']}"],
         "workload/reblocked": [f"workload.of.path={files['mooncake']}"],
         "workload/superposed": ["+workload@workload.parts.one=chat"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from mcjax.backends.jax.meshes import Meshes, allot, check_divides, read_meshes
+from mcjax.backends.jax.meshes import Meshes, allot, check_divides, divides, read_meshes
 from mcjax.backends.jax.placement import Place
+from mcjax.cost.architecture import Latent
+from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.models.sharding import axes_of
 from mcjax.types import Role
@@ -22,11 +23,8 @@ PREFILL_PAGES = list(range(16))
 DECODE_PAGES = [39, 3, 22, 17, 8, 30, 1, 12, 25, 6, 33, 19, 14, 27, 36, 10]
 
 
-@dataclass
-class Model:
-    heads: int
-    kv_heads: int
-    d_ff: int
+def model(heads: int, kv_heads: int, d_ff: int, **more: Any) -> ModelShape:
+    return ModelShape("model", 2, 8 * heads, heads, kv_heads, 8, d_ff, 259, **more)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +56,24 @@ def test_what_a_config_may_not_say(value: object, problem: str) -> None:
 
 
 def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do() -> None:
-    smollm2 = Model(heads=9, kv_heads=3, d_ff=1536)
-    with pytest.raises(ConfigError, match=r"9 query heads, 3 key heads .* 2 parts; allowed: 1, 3$"):
+    smollm2 = model(heads=9, kv_heads=3, d_ff=1536)
+    with pytest.raises(ConfigError, match=r"9 query heads, 3 key heads, .* 2 parts; allowed: 1, 3$"):
         check_divides(smollm2, 2)
     check_divides(smollm2, 3)
-    check_divides(Model(heads=8, kv_heads=2, d_ff=64), 8)
+    check_divides(model(heads=8, kv_heads=2, d_ff=64), 8)
+
+
+def test_experts_go_over_devices_whole_or_in_parts_and_latents_lie_on_all() -> None:
+    experts = {"experts": 6, "experts_per_token": 2, "expert_d_ff": 20}
+    assert [size for size in range(1, 9) if divides(model(8, 8, 64, **experts), size)] == [1, 2, 4]
+    assert [size for size in range(1, 7) if divides(model(6, 6, 64, **experts), size)] == [1, 2, 3, 6]
+    dense = {"dense_layers": 1, "shared_experts": 1}
+    assert [size for size in range(1, 9) if divides(model(8, 8, 4, **experts, **dense), size)] == [1, 2, 4]
+    with pytest.raises(
+        ConfigError, match=r"8 query heads, latents, d_ff=4, 6 experts of .*; allowed: 1, 2, 4$"
+    ):
+        check_divides(model(8, 8, 4, **experts, **dense, latent=Latent(16, 8, 8, 8)), 8)
+    check_divides(model(8, 8, 64, latent=Latent(16, 8, 8, 8)), 8)
 
 
 def test_groups_are_disjoint_and_single_devices_may_be_shared() -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mcjax.cost.catalogue import model
 from mcjax.errors import ChatTemplateError, ConfigError
-from mcjax.models.bpe_tokenizer import BPETokenizer, byte_of_letter
+from mcjax.models.bpe_tokenizer import BPETokenizer
 from mcjax.models.checkpoint import locate
+from mcjax.models.checkpoint_tokenizer import byte_of_letter
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.tokenizer import from_checkpoint, tokenizer_for
 

@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import family_cases
 import gguf_families as families
 import numpy as np
 import pytest
 
+import family_cases
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
@@ -18,6 +18,7 @@ from mcjax.models import gguf_shape
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.pieces import joined, pieces
+
 
 def made(folder: Path, case: str, older: bool = False, **metadata: Any) -> tuple[ModelShape, Path]:
     """The shape that a config of transformers says, and a file of it."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from mcjax.cost.model_shape import holds_weights
 from mcjax.errors import ConfigError
+from mcjax.models import digests
 from mcjax.models.checkpoint import PACKAGE, locate
 from mcjax.workload.files import places
 
@@ -45,7 +47,7 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         path = located(value, folders=name in FILES)
         if path is None:
             continue
-        path = _meant(path, target)
+        path = _meant(path, section)
         sha256 = sha256_of(path)
         if sha256:
             found.by_path[str(path)] = sha256
@@ -104,19 +106,21 @@ def sha256_of(path: Path) -> str:
 
 @functools.cache
 def _sha256(path: str, size: int, changed_ns: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digests.sha256_of([Path(path)])[0]  # which keeps those of large files from run to run
 
 
-def _meant(path: Path, target: str) -> Path:
-    """Of a model's folder only its config.json is read."""
-    return path / "config.json" if path.is_dir() and target.endswith(".ModelShape.read") else path
+def _meant(path: Path, section: Mapping[str, Any]) -> Path:
+    """Of a model's folder only its config.json is read, unless its weights are."""
+    if not path.is_dir() or not str(section.get("_target_", "")).endswith(".ModelShape.read"):
+        return path
+    return path if holds_weights(path) and not section.get("checkpoint") else path / "config.json"
 
 
 def _called(path: Path, target: str, section: Mapping[str, Any]) -> str:
     """A model without a name gets that of its folder."""
     if target.endswith(".ModelShape.read") and not section.get("name"):
-        return f" {path.resolve().parent.name}"
+        folder = path if path.is_dir() else path.parent
+        return f" {folder.resolve().name}"
     return ""
 
 

@@ -63,15 +63,17 @@ def host_layout(model: ModelShape, kv_format: KVFormat) -> Layout | None:
     dtype = DTYPES.get(model.kv_dtype_bytes)
     if dtype is None:
         return None
-    sizes = model.layers, model.kv_heads, model.head_dim, kv_format.block_tokens
-    return whole(kv_format.fingerprint, *sizes, dtype)
+    sizes = model.layers, model.cache_heads, model.cache_dim, kv_format.block_tokens
+    rope_width = model.latent.rope_dim if model.latent else None
+    return whole(kv_format.fingerprint, *sizes, dtype, rope_width=rope_width)
 
 
 def layout_of(model: ModelShape, kv_format: KVFormat, key: str) -> BlockLayout:
-    """A block of `model` holds a vector a layer, key or value, token and KV head."""
+    """A block of `model` holds a vector a layer, key or value, token and KV head; or a latent a layer and token."""
     dtype = DTYPES.get(model.kv_dtype_bytes)
     if dtype == "float32" or dtype == "bfloat16":
-        return BlockLayout(dtype, kv_format.block_tokens, 2 * model.layers * model.kv_heads, model.head_dim)
+        rows = model.layers * model.cache_entries * model.cache_heads
+        return BlockLayout(dtype, kv_format.block_tokens, rows, model.cache_dim)
     problem = (
         f"model {model.name} has KV numbers of {model.kv_dtype_bytes} bytes; those of {sorted(DTYPES)} are encoded"
     )

@@ -305,9 +305,14 @@ class ModelShape:
         checkpoint: str = "",
         quantisation: str = "none",
     ) -> ModelShape:
-        """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one)."""
-        file = Path(path)
-        file = file / "config.json" if file.is_dir() else file
+        """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one).
+
+        A directory that holds weights too is the checkpoint, unless `checkpoint` says another.
+        """
+        file = Path(path).expanduser()
+        if file.is_dir():
+            checkpoint = checkpoint or (str(file) if holds_weights(file) else "")
+            file = file / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -318,3 +323,8 @@ class ModelShape:
         return cls.from_hugging_face(
             values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
         )
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a directory has weights in safetensors, as Hugging Face lays them out."""
+    return any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))

@@ -1,6 +1,6 @@
-"""The built-in model: a small Llama whose weights are a function of a seed, so that a demo needs no download.
+"""Random weights as a function of a seed, for any shape without a checkpoint: what is not about text needs no others.
 
-Weights are uniform numbers from a counter-based generator (Philox) made by integer arithmetic and one correctly rounded
+They are uniform numbers from a counter-based generator (Philox) made by integer arithmetic and one correctly rounded
 product: bit-equal on every machine, and each parameter independent of the others.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,13 @@ from mcjax.models.piece_weights import PieceWeights
 from mcjax.models.pieces import Piece, Window
 
 DEFAULT_SHAPE = catalogue.model("tiny")
+TRAINED = "package:mcjax/models/trained/"
+"""How `model.checkpoint` of `model=tiny` and `model=tiny-draft` begins; `models/training` makes those weights."""
 
 # With random weights and tied embeddings a model echoes its last token unless what the layers add outweighs the
 # embedding they start from, and attention must be sharp enough for distant tokens to matter. Chosen by looking at
 # greedy outputs: tests/models/test_builtin.py holds them to it.
-EMBEDDING_SCALE = 0.1
-QUERY_KEY_GAIN = 2.5
-RESIDUAL_GAIN = 2.0
+GAINS: Mapping[str, float] = MappingProxyType({"embedding": 0.1, "query": 2.5, "key": 2.5, "output": 2.0, "down": 2.0})
 
 
 def fingerprint(shape: ModelShape, seed: int) -> str:
@@ -36,12 +38,16 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
 
 
 class SeededWeights(PieceWeights):
-    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name); gains are ones, biases zeros."""
+    """Uniform weights of variance `gain^2 / fan_in`, by (seed, name); gains are ones, biases zeros.
+
+    `gains` go by the last part of a piece's name, 1 where there is none.
+    """
 
     in_windows = False
 
-    def __init__(self, shape: ModelShape, seed: int):
+    def __init__(self, shape: ModelShape, seed: int, gains: Mapping[str, float] = GAINS):
         super().__init__(shape.dtype)
+        self._gains = gains
         self._seed = seed
 
     def read(self, piece: Piece, window: Window) -> list[NDArray[np.float64]]:
@@ -58,17 +64,8 @@ class SeededWeights(PieceWeights):
         generator = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64))
         raw = generator.random_raw(math.prod(piece.shape)) >> np.uint64(11)  # 53 bits: exact as float64
         centred = raw.astype(np.float64) - (2.0**52 - 0.5)
-        half_width = _gain(piece.name) * math.sqrt(3.0 / piece.fan_in)
+        half_width = self._gains.get(piece.name.rpartition(".")[2], 1.0) * math.sqrt(3.0 / piece.fan_in)
         return (centred * (half_width / 2.0**52)).reshape(piece.shape)
-
-
-def _gain(name: str) -> float:
-    last = name.rsplit(".", 1)[-1]
-    if last in ("query", "key"):
-        return QUERY_KEY_GAIN
-    if last in ("output", "down"):
-        return RESIDUAL_GAIN
-    return EMBEDDING_SCALE if last == "embedding" else 1.0
 
 
 def build(shape: ModelShape = DEFAULT_SHAPE, seed: int = 0, max_positions: int = 4096) -> Decoder:

@@ -18,6 +18,8 @@ from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.digests import sha256_of
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_weights import GGUFWeights
+from mcjax.models.orbax_directory import is_orbax, read_directory
+from mcjax.models.orbax_weights import OrbaxWeights
 from mcjax.models.safetensors_directory import SafetensorsDirectory, weight_files
 from mcjax.models.safetensors_weights import SafetensorsWeights
 from mcjax.models.weights import PlacedSource
@@ -40,11 +42,18 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
     if not shape.checkpoint:
         return builtin.fingerprint(shape, seed)
     path = locate(shape.checkpoint)
+    if is_orbax(path):
+        content = {name: stored.digest for name, stored in read_directory(path).parameters.items()}
+        return _named(content, shape)
     try:
         digests = sha256_of(weight_files(path) if path.is_dir() else [path])
     except OSError as problem:
         raise ConfigError(KEY, path, f"cannot be read: {problem.strerror}") from None
     content = sorted(digests) if path.is_dir() else digests[0]
+    return _named(content, shape)
+
+
+def _named(content: object, shape: ModelShape) -> str:
     words = json.dumps({"checkpoint": content, **shape.identity()}, sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
@@ -58,8 +67,15 @@ def source(shape: ModelShape, seed: int = 0) -> PlacedSource:
     if not shape.checkpoint:
         return builtin.SeededWeights(shape, seed)
     path = locate(shape.checkpoint)
+    if is_orbax(path):
+        return OrbaxWeights(read_directory(path), shape)
     if path.is_dir():
-        return SafetensorsWeights(SafetensorsDirectory(path), shape)
+        try:
+            return SafetensorsWeights(SafetensorsDirectory(path), shape)
+        except ConfigError as problem:
+            if shape.checkpoint.startswith(builtin.TRAINED):
+                problem.add_note("the built-in weights have one size; model.checkpoint='' takes random ones of any")
+            raise
     return GGUFWeights(GGUFFile(path), shape)
 
 

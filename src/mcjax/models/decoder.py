@@ -68,6 +68,20 @@ class Decoder(nnx.Module):
         `P - 1`; unused entries may name any page. Logits of a row without valid tokens mean nothing. `flat` is
         `linear.einsum`'s.
         """
+        x, pages = self.stream(tokens, positions, pages, page_table, attend, flat)
+        last = jnp.maximum(lengths - 1, 0)[:, None, None]
+        return self.logits(jnp.take_along_axis(x, last, axis=1)[:, 0], flat), pages
+
+    def stream(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        pages: Shaped[Array, "P L C ..."],
+        page_table: Int[Array, "B N"],
+        attend: base.Attention,
+        flat: bool = True,
+    ) -> tuple[Float[Array, "B T E"], Shaped[Array, "P L C ..."]]:
+        """What the last block gives for every token, and the pages; all as `__call__` has it."""
         place = jnp.maximum(positions, 0)
         turn = self.rotary[...][place]
         local_turn = turn if self.local_rotary is None else self.local_rotary[...][place]
@@ -75,13 +89,15 @@ class Decoder(nnx.Module):
         x = self._embed(tokens)
         for block in self.blocks:
             x, pages = block(x, pages, step)
-        last = jnp.maximum(lengths - 1, 0)[:, None, None]
-        final = self.final_norm(jnp.take_along_axis(x, last, axis=1))[:, 0]
+        return x, pages
+
+    def logits(self, x: Float[Array, "B E"], flat: bool = True) -> Float[Array, "B V"]:
+        """Of tokens whose stream is `x`, in float32."""
         head = self.embedding if self.head is None else self.head
-        logits = einsum("be,ve->bv", final, head[...], flat)
+        logits = einsum("be,ve->bv", self.final_norm(x), head[...], flat)
         if cap := self.shape.logits_soft_cap:
             logits = jnp.tanh(logits / cap) * cap
-        return logits, pages
+        return logits
 
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         table = self.embedding[...]

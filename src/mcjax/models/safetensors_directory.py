@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections import deque
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from mcjax.errors import ConfigError
 from mcjax.models.checkpoint import KEY
+from mcjax.models.directory_json import read_object
 from mcjax.models.safetensors_header import TensorPlace, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -138,13 +138,7 @@ def _index(path: Path) -> dict[str, str]:
     index = path / INDEX
     if not index.exists():
         return {}
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise ConfigError(KEY, index, f"cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise ConfigError(KEY, index, f"is no JSON ({str(problem)[:100]}): fetch it again") from None
-    places: object = cast("dict[str, object]", content).get("weight_map") if isinstance(content, dict) else None
+    places: object = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ConfigError(KEY, index, "has no weight_map that says where tensors are")
     named = cast("dict[str, object]", places)

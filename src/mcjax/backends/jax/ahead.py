@@ -93,8 +93,8 @@ def traced_for(place: Place, shape: ModelShape) -> Iterator[None]:
         device_kind=device.device_kind, num_cores=getattr(device, "num_cores", None), platform=device.platform
     )
     mesh = place.site(shape).mesh
-    shape, names = ((1,), ("device",)) if mesh is None else (mesh.devices.shape, mesh.axis_names)
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(shape, names, abstract_device=kind)):
+    sizes, names = ((1,), ("device",)) if mesh is None else (mesh.devices.shape, mesh.axis_names)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, names, abstract_device=kind)):
         yield
 
 

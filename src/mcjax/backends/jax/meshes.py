@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
+from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.types import Role
 
 KEY = "backend.mesh"
 _FORM = "write {prefill: 2, decode: 1, mixed: 1}, {prefill: {tensor: 2}}, or one number for all"
-
-
-class Splittable(Protocol):
-    """What of a model is spread over devices."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def d_ff(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +64,30 @@ def _size(key: str, value: object) -> int:
     return value
 
 
-def check_divides(model: Splittable, size: int) -> None:
+def check_divides(model: ModelShape, size: int) -> None:
     """Raise `ConfigError` unless a model can be spread over `size` devices; names the sizes that work."""
     if not divides(model, size):
-        problem = (
-            f"{model.heads} query heads, {model.kv_heads} key heads and d_ff={model.d_ff} do not go into {size} parts"
-        )
+        keys = "latents" if model.latent else f"{model.kv_heads} key heads"
+        experts = f", {model.experts} experts of width {_expert_width(model)}" if model.experts else ""
+        problem = f"{model.heads} query heads, {keys}, d_ff={model.d_ff}{experts} do not go into {size} parts"
         raise ConfigError(KEY, size, problem, [found for found in range(1, model.heads + 1) if divides(model, found)])
 
 
-def divides(model: Splittable, size: int) -> bool:
-    """Query heads and the feed-forward width are cut; so are key heads, or each device holds all of them when there
-    are fewer than devices."""
-    whole_heads = model.kv_heads % size == 0 or (size > model.kv_heads and size % model.kv_heads == 0)
-    return model.heads % size == 0 and model.d_ff % size == 0 and whole_heads
+def divides(model: ModelShape, size: int) -> bool:
+    """Query heads and feed-forward widths are cut; so are key heads, or each device holds all of them when there are
+    fewer than devices, as with latents. Experts lie on devices whole, or are cut as well where they do not go evenly.
+    """
+    heads = model.cache_heads
+    whole_heads = heads % size == 0 or (size > heads and size % heads == 0)
+    widths = [model.d_ff] if model.dense_layers or not model.experts else []
+    if model.experts:
+        widths.append(model.experts if model.experts % size == 0 else _expert_width(model))
+        widths.append(model.shared_experts * _expert_width(model))
+    return model.heads % size == 0 and whole_heads and all(width % size == 0 for width in widths)
+
+
+def _expert_width(model: ModelShape) -> int:
+    return model.expert_d_ff or model.d_ff
 
 
 def allot(sizes: Sequence[int], devices: int) -> list[tuple[int, ...]]:

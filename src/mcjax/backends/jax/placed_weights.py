@@ -44,7 +44,7 @@ class PlacedWeights:
         asked: dict[str, list[Any]] = {}  # a parameter of two arrays (`QuantArray`) has two leaves
         laid: list[Any] = []
         for path, leaf in zip(self.paths, self.leaves, strict=True):
-            sharding = place.weight(path, self.shape)
+            sharding = place.weight(path, leaf.shape, self.shape)
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 laid.append(jax.device_put(leaf, sharding))
             elif self._source is None:

@@ -53,10 +53,9 @@ class Place:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(Mesh(np.array(self.devices), (TENSOR,), axis_types=(AxisType.Auto,)), PartitionSpec())
 
-    def weight(self, path: Sequence[Any], shape: ModelShape) -> jax.sharding.Sharding:
-        """Where a parameter lies, by its path in the model."""
-        declared = axes_of(path, shape)
-        return self._cut(declared.axes, declared.shape, shape)
+    def weight(self, path: Sequence[Any], sizes: Sequence[int], shape: ModelShape) -> jax.sharding.Sharding:
+        """Where an array of a parameter lies, by its path in the model and its own sizes: of scales, some are one."""
+        return self._cut(axes_of(path, shape).axes, sizes, shape)
 
     def pages(self, shape: ModelShape, layout: Layout) -> jax.sharding.Sharding:
         """Where KV pages lie."""
@@ -92,14 +91,14 @@ class Place:
             return self.whole
         mesh = self._mesh(shape)
 
-        def over(axis: str | None, size: int) -> tuple[str, ...] | None:
-            if axis is None:
-                return None
+        spec: list[tuple[str, ...] | None] = []
+        for axis, size in zip(axes, sizes, strict=True):
             names = (TENSOR,) if axis == "kv_heads" else (TENSOR, GROUP)
-            # What does not go evenly, such as an odd vocabulary, lies on every device.
-            return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
-
-        return NamedSharding(mesh, PartitionSpec(*map(over, axes, sizes)))
+            # What does not go evenly, such as an odd vocabulary, lies on every device. Of two that do, the first is
+            # cut: experts lie on devices whole.
+            cut = axis is not None and not any(spec) and size % math.prod(mesh.shape[name] for name in names) == 0
+            spec.append(names if cut else None)
+        return NamedSharding(mesh, PartitionSpec(*spec))
 
     def _mesh(self, shape: ModelShape) -> Mesh:
         tensor = math.gcd(self.size, shape.cache_heads)

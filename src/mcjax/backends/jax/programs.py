@@ -134,12 +134,12 @@ class Programs:
 
     def pages_shape(self, count: int) -> tuple[int, ...]:
         """Of an array of so many pages, as kernels want it."""
-        layers, both, page_tokens, kv_heads, head_dim = self.block_shape
+        layers, entries, page_tokens, kv_heads, head_dim = self.block_shape
         if self.kernels.pages == "heads_first":
-            return count, layers, both, kv_heads, page_tokens, head_dim
+            return count, layers, entries, kv_heads, page_tokens, head_dim
         return count, *self.block_shape
 
-    def new_pages(self, where: Device | Place) -> Shaped[Array, "P+1 L 2 ..."]:
+    def new_pages(self, where: Device | Place) -> Shaped[Array, "P+1 L C ..."]:
         """Pages and the scratch page, all NaN: whoever reads what nobody wrote shows it."""
         return self.on(where).new_pages()
 
@@ -156,9 +156,9 @@ class Programs:
         width: int,
         attend: Attention,
         weights: list[Array],
-        pages: Shaped[Array, "P+1 L 2 ..."],
+        pages: Shaped[Array, "P+1 L C ..."],
         rows: Int[Array, "B R"],
-    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P+1 L 2 ..."]]:
+    ) -> tuple[Float[Array, "B V"], Shaped[Array, "P+1 L C ..."]]:
         """The model's step for packed rows (`pack_row`)."""
         model = nnx.merge(self.weights.graph, jax.tree.unflatten(self.weights.tree, weights))
         lengths, starts = rows[:, 0], rows[:, 1]

@@ -39,6 +39,7 @@ from mcjax.engine.base import InstanceParts
 from mcjax.engine.cluster_spec import node_of
 from mcjax.errors import ConfigError
 from mcjax.kernels.choice import KernelChoice
+from mcjax.kernels.serves import check_serves
 from mcjax.kvpool.base import BlockStore
 from mcjax.kvpool.keys import KeyTable
 from mcjax.kvpool.stores.host import HostStore
@@ -129,6 +130,7 @@ class JaxWorld:
         self._pool_blocks = pool_blocks
         self._poison = poison
         self._kernels = kernels or KernelChoice()
+        check_serves(self._kernels, shape)
         self._recorder = recorder or NullRecorder()
         sizes = read_meshes(mesh).sizes(roles)
         for size in sorted({*sizes}):
@@ -175,7 +177,7 @@ class JaxWorld:
         return [f"{device_name(device)} {device.device_kind}" for device in used]
 
     def kv_format(self) -> KVFormat:
-        """One group of full attention; the fingerprint names weights and dtype."""
+        """The model's groups; the fingerprint names weights and dtype."""
         return self._shape.kv_format(self._geometry.page_tokens, self._fingerprint)
 
     def cost(self) -> CostModel:
@@ -297,6 +299,7 @@ class JaxWorld:
         shape = {
             "fingerprint": kv_format.fingerprint,
             "bytes_per_token": kv_format.bytes_per_token,
+            "groups": [dataclasses.asdict(group) for group in kv_format.groups],
             "page_tokens": geometry.page_tokens,
             "pages": geometry.pages,
             "pool_blocks": self._pool_blocks,

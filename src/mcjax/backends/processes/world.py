@@ -25,6 +25,7 @@ from mcjax.backends.processes.transports import BetweenNodes, OrderedTransport, 
 from mcjax.cost.base import CostModel
 from mcjax.engine.base import Capacity, InstanceParts, Watcher
 from mcjax.errors import ConfigError, RunError
+from mcjax.kernels.serves import check_serves
 from mcjax.transfer.base import Transport
 from mcjax.transfer.layout.describe import Layout
 from mcjax.transfer.transports.endpoint import RegionDescriptor
@@ -52,6 +53,7 @@ class ProcessesWorld:
         self._backend = backend
         self._settings = settings
         self._recorder = inputs.recorder
+        check_serves(inputs.kernels, inputs.model)
         self.shares_decoded = backend["numerics"] == "fast"
         self._fleet = Fleet(settings, self._config(deadline_s), self._late, self._died)
         self._executors: dict[str, RemoteExecutor] = {}
@@ -84,7 +86,7 @@ class ProcessesWorld:
         return [f"a process each for {count} instances, which reach each other by {transport}"]
 
     def kv_format(self) -> KVFormat:
-        """One group of full attention. The fingerprint is the workers', and empty until they are ready."""
+        """The model's groups. The fingerprint is the workers', and empty until they are ready."""
         return self._inputs.model.kv_format(self._inputs.block_tokens, self._shape.get("fingerprint", ""))
 
     def cost(self) -> CostModel:

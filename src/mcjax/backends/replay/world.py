@@ -215,11 +215,17 @@ class Shape:
     """Of each node's SSD; 0 where there is none."""
     packers: Sequence[Mapping[str, Any]] = ()
     """How blocks rest in host memory and on SSD; as computed where nothing is said."""
+    groups: Sequence[Mapping[str, Any]] = ()
+    """The KV groups; one of full attention where nothing is said, as in logs of earlier versions."""
 
     @property
     def block_bytes(self) -> int:
         """Of a block as it was computed."""
         return self.bytes_per_token * self.page_tokens
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        return tuple(KVGroup(**group) for group in self.groups) or (KVGroup(bytes_per_token=self.bytes_per_token),)
 
     def packer(self, tier: Tier) -> Packer:
         at = 0 if tier is Tier.DRAM else 1
@@ -273,7 +279,7 @@ class ReplayWorld:
 
     def kv_format(self) -> KVFormat:
         shape = self._shape
-        return KVFormat(shape.fingerprint, shape.page_tokens, (KVGroup(bytes_per_token=shape.bytes_per_token),))
+        return KVFormat(shape.fingerprint, shape.page_tokens, shape.kv_groups)
 
     def cost(self) -> CostModel:
         return self._cost

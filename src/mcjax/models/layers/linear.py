@@ -6,7 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from mcjax.models.quantised import QuantArray, Weight
 
@@ -37,6 +37,8 @@ def einsum(spec: str, x: Float[Array, "..."], weight: Weight, flat: bool = True)
 
 def _product(ours: str, theirs: str, out: str, x: Array, weight: Shaped[Array, "..."], flat: bool) -> Array:
     if any(letter in theirs and letter in out for letter in ours):
+        if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":  # where XLA has no such product of many matrices
+            x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
         weight, precision = _cast(weight, x)
         spec = f"{ours},{theirs}->{out}"
         return jnp.einsum(spec, x, weight, precision=precision, preferred_element_type=jnp.float32)
@@ -96,25 +98,3 @@ def _scales(theirs: str, out: str, scales: Float[Array, "..."]) -> Float[Array, 
     sizes = dict(zip(theirs, scales.shape, strict=True))
     ordered = jnp.einsum(f"{theirs}->{''.join(kept)}", scales)  # what is left out has size one
     return ordered.reshape([sizes.get(letter, 1) for letter in out])
-
-
-def grouped(
-    x: Float[Array, "N I"], weight: Weight, owners: Int[Array, " N"], flat: bool = True
-) -> Float[Array, "N ..."]:
-    """Row n times `weight[owners[n]]`, summed and given in float32; `owners` ascend. Of a weight `[X, I, ...]`.
-
-    Compiled for a CPU, every row meets every weight, as zeros but for its own: X times the work, and a row's
-    bits depend on that row alone. `flat` is `einsum`'s.
-    """
-    if isinstance(weight, QuantArray):
-        return grouped(x, _cast(weight.numbers, x)[0], owners, flat) * weight.scales[owners][:, 0]
-    weight, precision = _cast(weight, x)
-    sizes = jnp.bincount(owners, length=weight.shape[0]).astype(jnp.int32)
-
-    def product(matrices: Float[Array, "X I O"]) -> Float[Array, "N O"]:
-        return jax.lax.ragged_dot(x, matrices, sizes, precision=precision, preferred_element_type=jnp.float32)
-
-    count, inputs, *kept = weight.shape
-    if flat or len(kept) == 1:
-        return product(weight.reshape(count, inputs, -1)).reshape(-1, *kept)
-    return jnp.stack([product(weight[:, :, part]) for part in range(kept[0])], axis=1)

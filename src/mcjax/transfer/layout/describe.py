@@ -263,12 +263,23 @@ class Layout:
 
 
 def whole(
-    fingerprint: str, layers: int, kv_heads: int, head_dim: int, block_tokens: int, dtype: str, encoding: str = "none"
+    fingerprint: str,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    block_tokens: int,
+    dtype: str,
+    encoding: str = "none",
+    rope_width: int | None = None,
 ) -> Layout:
-    """This engine's host blocks: one group of full attention, every layer and head in one place."""
+    """This engine's host blocks: one group, every layer and head in one place; with a `rope_width`, of latents.
+
+    Layers with a window lie among the others and hold every token, as they do: their bytes are those of full attention.
+    """
     names = tuple(str(layer) for layer in range(layers))
-    shards = tensor_shards(layers, kv_heads, 1)
-    group = GroupLayout("full", "full", names, kv_heads, head_dim, block_tokens, dtype, shards)
+    kind: Kind = "full" if rope_width is None else "latent"
+    shards = tensor_shards(layers, kv_heads, 1, kind=kind)
+    group = GroupLayout(kind, kind, names, kv_heads, head_dim, block_tokens, dtype, shards, rope_width or 0)
     return Layout(fingerprint, (group,), encoding)
 
 

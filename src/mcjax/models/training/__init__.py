@@ -1,0 +1,1 @@
+"""Trains the built-in models: `mcjax train-tiny`."""
