@@ -25,7 +25,6 @@ from mcjax.models.hugging_face import Dialect, dialect, stored
 from mcjax.models.pieces import joined, pieces
 
 # Before anything here computes.
-jax.config.update("jax_num_cpu_devices", 4)
 
 SERVED = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v3-yarn")
 LLAMA = CONFIGS["llama"]
