@@ -19,6 +19,9 @@ _MAY_BE_ZERO = ("experts", "experts_per_token", "expert_d_ff", "shared_experts",
 _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
+_PARTS = {"rope": Rope, "local_rope": Rope, "routing": Routing, "latent": Latent}
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder: grouped-query or latent attention, of the whole context or of a window; gated MLP, dense or experts.
@@ -92,6 +95,8 @@ class ModelShape:
             number(f"model.{name}", getattr(self, name))
         one_of("model.activation", self.activation, ACTIVATIONS)
         object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        for name, kind in _PARTS.items():
+            _from_plain_values(self, name, kind)
         for window in self.layer_windows:
             integer("model.layer_windows", window, least=0)
         if self.layer_windows and len(self.layer_windows) != self.layers:
@@ -310,6 +315,18 @@ class ModelShape:
         return cls.from_hugging_face(
             values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
         )
+
+
+def _from_plain_values(shape: ModelShape, name: str, kind: type[Any]) -> None:
+    """A part that was given as a mapping: a config says it so, and so does another process."""
+    value: object = getattr(shape, name)
+    if not isinstance(value, Mapping):
+        return
+    given = cast("Mapping[str, Any]", value)
+    known = [declared.name for declared in fields(kind)]
+    if odd := [key for key in given if key not in known]:
+        raise ConfigError(f"model.{name}.{odd[0]}", given[odd[0]], "there is no such key", known)
+    object.__setattr__(shape, name, kind(**given))
 
 
 def weights_beside(config: Path) -> str:

@@ -209,6 +209,7 @@ class JaxWorld:
                 keys,
             )
         report("weights", 0.0)
+        self._weights().told = lambda what: report(what, 0.0)
         places = {name: self._place(name) for name, _ in instances}
         pages = pages_that_fit(
             lambda geometry: Programs(self._weights(), geometry, self._kernels),
