@@ -1,4 +1,4 @@
-"""The one product of activations with weights, and that of rows which have a weight each."""
+"""The one product of activations with weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from mcjax.models.quantised import QuantArray, Weight
 
@@ -27,6 +27,8 @@ def einsum(spec: str, x: Float[Array, "..."], weight: Weight, flat: bool = True)
     inputs_of, out = spec.split("->")
     ours, theirs = inputs_of.split(",")
     if any(letter in theirs and letter in out for letter in ours):
+        if x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":  # where XLA has no such product of many matrices
+            x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
         return jnp.einsum(spec, x, weight, precision=precision, preferred_element_type=jnp.float32)
     summed = [letter for letter in ours if letter in theirs]
     count = len(summed)
@@ -45,25 +47,3 @@ def einsum(spec: str, x: Float[Array, "..."], weight: Weight, flat: bool = True)
     axes = (((1,), (0 if first else matrix.ndim - 1,)), ((), ()))
     product = jax.lax.dot_general(rows, matrix, axes, precision=precision, preferred_element_type=jnp.float32)
     return product[:height].reshape(*x.shape[: len(ours) - count], *kept)
-
-
-def grouped(
-    x: Float[Array, "N I"], weight: Weight, owners: Int[Array, " N"], flat: bool = True
-) -> Float[Array, "N ..."]:
-    """Row n times `weight[owners[n]]`, summed and given in float32; `owners` ascend. Of a weight `[X, I, ...]`.
-
-    Compiled for a CPU, every row meets every weight, as zeros but for its own: X times the work, and a row's
-    bits depend on that row alone. `flat` is `einsum`'s.
-    """
-    if isinstance(weight, QuantArray):
-        raise NotImplementedError("quantised weights")
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    sizes = jnp.bincount(owners, length=weight.shape[0]).astype(jnp.int32)
-
-    def product(matrices: Float[Array, "X I O"]) -> Float[Array, "N O"]:
-        return jax.lax.ragged_dot(x, matrices, sizes, precision=precision, preferred_element_type=jnp.float32)
-
-    count, inputs, *kept = weight.shape
-    if flat or len(kept) == 1:
-        return product(weight.reshape(count, inputs, -1)).reshape(-1, *kept)
-    return jnp.stack([product(weight[:, :, part]) for part in range(kept[0])], axis=1)
