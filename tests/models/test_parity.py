@@ -16,8 +16,10 @@ from seeded_checkpoint import (
     CASES,
     CONTEXT_TOKENS,
     FURTHER_TOKENS,
+    GOLDEN_ROWS,
     PROMPT_TOKENS,
     SeededCheckpoint,
+    golden_file,
     shape_of,
     tokens_of,
 )
