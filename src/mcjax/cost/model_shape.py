@@ -333,7 +333,7 @@ def weights_beside(config: Path) -> str:
     """The directory of a `config.json` that has weights; "" if it has none."""
     folder = config.parent.resolve()  # of the name, not of the file: caches of the hub link to blobs elsewhere
     names = sorted(file.name for file in folder.iterdir())
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+    if any(name == "mcjax.json" or name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return str(folder)
     for name in names:
         if name.endswith((".bin", ".pth", ".pt", ".gguf")):
