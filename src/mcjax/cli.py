@@ -28,6 +28,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax config [GROUP]              groups, options and keys: default, what it takes, what it is
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
   mcjax kernels model=M hardware=H  each attention kernel's limit, what binds it, and what was achieved
+  mcjax convert SRC DST             a model's files in another form: GGUF, safetensors, Orbax
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
   mcjax train-tiny [DIR]            the built-in model and its draft, trained again on this machine
   mcjax validate [key=value ...]    the simulator against the real engine on this machine
@@ -45,7 +46,9 @@ Traffic    workload=chat|synthetic|text    slo=relative|paper|none
            workload=text|mooncake|azure|servegen|burstgpt|bailian|jsonl|weka|aiperf (workload.path=FILE)
            workload=slice|superposed|reblocked (made of others)
 Machines   hardware=a800x8|h800x8|h100x8|h200x8|tpu_v5e_8|tpu_v6e_8|tpu_v7x_8|cpu
-Models     model=tiny|tiny-draft|smollm2|llama3-8b|llama3-70b|qwen3-32b|hugging_face
+Models     model=tiny|tiny-draft|smollm2   model=hf model.path=DIRECTORY   model=gguf model.path=FILE
+           model=llama3-8b|llama3-70b|qwen2.5-7b|qwen3-32b|qwen3-30b-a3b|mistral-7b|mixtral-8x7b
+           model=gemma3-27b|deepseek-v3|kimi-k2
            cost=auto|fitted|roofline|table|measured|aiconfigurator
 Tracking   track=files|wandb|tensorboard|none
 Studies    experiment=tiers|mooncake_8p8d|mooncake_16m|prefill_selections|fast25_prefill_only|fast25_figure5
@@ -75,6 +78,7 @@ COMMANDS = {
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",
     "kernels": "mcjax.app.kernels.command",
+    "convert": "mcjax.app.convert",
     "fit": "mcjax.app.fit",
     "train-tiny": "mcjax.app.train_tiny",
     "validate": "mcjax.app.validate",

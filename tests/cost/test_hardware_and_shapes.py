@@ -19,6 +19,7 @@ from mcjax.cost.hardware import Hardware
 from mcjax.cost.memory import activation_bytes, kv_capacity_tokens
 from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
+from published_configs import PUBLISHED
 
 LLAMA_70B: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
@@ -145,6 +146,23 @@ def test_read_takes_a_file_or_its_directory(tmp_path: Path) -> None:
     assert ModelShape.read(str(folder)) == ModelShape.read(str(folder / "config.json")) == model("llama3-70b")
     with pytest.raises(ConfigError, match=r"model\.path=.*nowhere"):
         ModelShape.read(str(tmp_path / "nowhere"))
+
+
+def test_a_directory_with_weights_is_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    assert ModelShape.read(str(tmp_path)).checkpoint == ""
+    (tmp_path / "model.safetensors.index.json").touch()
+    assert ModelShape.read(str(tmp_path)).checkpoint == str(tmp_path)
+    assert ModelShape.read(str(tmp_path), checkpoint="other.gguf").checkpoint == "other.gguf"
+    assert ModelShape.read(str(tmp_path / "config.json"), checkpoint="").checkpoint == ""
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLISHED) & set(names("model")) - {"llama3-8b"}))
+def test_catalogue_equals_what_was_published(name: str) -> None:
+    """All but llama3-8b, whose catalogue leaves out the stretching of positions."""
+    shape = model(name)
+    widths = {"dtype_bytes": shape.dtype_bytes, "kv_dtype_bytes": shape.kv_dtype_bytes}
+    assert ModelShape.from_hugging_face(PUBLISHED[name], name, **widths) == shape
 
 
 def test_kv_format_of_a_block() -> None:

@@ -20,13 +20,16 @@ PAGE_TOKENS = 8
 
 
 class DecodingRows:
-    """`rows` sequences of at most `context` tokens. A call of one token a row is compiled by itself, as engines do."""
+    """`rows` sequences of at most `context` tokens, `width` of them in a call.
 
-    def __init__(self, model: Decoder, rows: int, width: int, context: int):
+    `decode_apart`: a call of one token a row is compiled by itself, as engines do.
+    """
+
+    def __init__(self, model: Decoder, rows: int, width: int, context: int, decode_apart: bool = True):
         graph, self._state = nnx.split(model)
         attend = WriteThenRead(paged_attention, "tokens_first")
         self._call = jax.jit(lambda state, *arrays: nnx.merge(graph, state)(*arrays, attend=attend))
-        self._shape, self._width = model.shape, width
+        self._shape, self._width, self._decode_width = model.shape, width, 1 if decode_apart else width
         # Pages of a row are anywhere.
         count = rows * (context // PAGE_TOKENS)
         self._table = np.random.default_rng(0).permutation(count).reshape(rows, -1).astype(np.int32)
@@ -42,7 +45,7 @@ class DecodingRows:
     def feed(self, chunks: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
         """`[B, V]` logits after each row's chunk; of an empty one they mean nothing."""
         counts = np.array([len(chunk) for chunk in chunks], np.int32)
-        width = 1 if counts.max() <= 1 else self._width
+        width = self._decode_width if counts.max() <= 1 else self._width
         tokens = np.zeros((len(chunks), width), np.int32)
         positions = np.full((len(chunks), width), -1, np.int32)
         for row, chunk in enumerate(chunks):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from family_cases import CONFIGS
 from numpy.typing import NDArray
 
+from family_cases import CONFIGS
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import Parameter
 from mcjax.models.hugging_face import Dialect, Stored, stored
@@ -28,6 +30,26 @@ CASES: dict[str, dict[str, Any]] = CONFIGS | {
 }
 
 
+@dataclass(frozen=True)
+class GoldenRow:
+    """How a row is fed, and at which positions there are golden logits: where its chunks end."""
+
+    chunks: tuple[int, ...]
+
+    @property
+    def positions(self) -> list[int]:
+        return [end - 1 for end in accumulate(self.chunks)]
+
+
+# A prompt longer than the windows in chunks, and a short one beside it; then single tokens.
+GOLDEN_CHUNK = 16
+GOLDEN_ROWS = (GoldenRow((16, 16, 8) + (1,) * FURTHER_TOKENS), GoldenRow((5, 4, 11) + (1,) * FURTHER_TOKENS))
+
+
+def golden_file(case: str) -> Path:
+    return Path(__file__).parent / "golden" / f"{case}.npz"
+
+
 def shape_of(case: str, dtype: str = "float32") -> ModelShape:
     return ModelShape.from_hugging_face({**CASES[case], "dtype": dtype}, case)
 
@@ -39,15 +61,15 @@ def tokens_of(case: str, rows: int = 4) -> NDArray[np.int32]:
 
 
 def tensor(name: str, shape: tuple[int, ...], unit_offset: bool) -> NDArray[np.float32]:
-    """The numbers of one. Gains and biases are unlike one another, attention is sharp, routers are decided."""
+    """The numbers of one. Gains and biases are unlike one another, routers are decided."""
     centred = 2 * _uniform(name, shape) - 1
     if name.endswith("norm.weight"):
         return (0.4 * centred + (0 if unit_offset else 1)).astype(np.float32)
     if name.endswith("bias"):
         return (0.5 * centred).astype(np.float32)
-    sharp = name.endswith(("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "gate.weight"))
+    gain = 4 if name.endswith("gate.weight") else 1
     fan_in = 1 if "embed_tokens" in name else shape[-1]
-    return (centred * (2 if sharp else 1) * math.sqrt(3 / fan_in)).astype(np.float32)
+    return (centred * gain * math.sqrt(3 / fan_in)).astype(np.float32)
 
 
 def _uniform(name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -68,8 +90,9 @@ class SeededCheckpoint:
         self.places = stored(self.shape, Dialect(experts="fused"))
 
     def __call__(self, name: str, parameter: Parameter) -> jax.Array:
-        parts = [self._piece(self.places[piece.name]) for piece in pieces(name, parameter)]
+        parts = [self.piece(piece.name) for piece in pieces(name, parameter)]
         return jnp.asarray(joined(name, parameter, parts), jnp.dtype(self.shape.dtype))
 
-    def _piece(self, place: Stored) -> NDArray[Any]:
+    def piece(self, name: str) -> NDArray[Any]:
+        place = self.places[name]
         return place.read(lambda name: tensor(name, place.shape, self.shape.unit_offset_norms))

@@ -16,7 +16,8 @@ from mcjax.cost.architecture import Routing
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.models.layers.experts import Experts, route
-from mcjax.models.layers.linear import grouped
+from mcjax.models.layers.grouped import grouped
+from mcjax.models.quantised import QuantArray
 from mcjax.models.weights import Maker
 
 ROUTINGS = {
@@ -140,3 +141,14 @@ def test_a_row_of_a_grouped_product_depends_on_no_other(dtype: str, seed: int) -
     narrow = x[place].astype(np.float64)
     wide = np.asarray(weight[owners[place]].astype(jnp.float32), np.float64)
     np.testing.assert_allclose(got[place], np.einsum("i,ico->co", narrow, wide), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_grouped_product_of_eight_bits_is_scaled_by_each_rows_own(flat: bool) -> None:
+    draw = np.random.default_rng(5)
+    numbers = draw.integers(-127, 128, (3, 16, 2, 5)).astype(np.int8)
+    scales = draw.uniform(0.1, 2, (3, 1, 2, 5)).astype(np.float32)
+    owners, x = np.array([0, 0, 2, 2]), draw.normal(size=(4, 16)).astype(np.float32)
+    got = grouped(jnp.asarray(x), QuantArray(jnp.asarray(numbers), jnp.asarray(scales)), jnp.asarray(owners), flat)
+    want = np.einsum("ni,nico->nco", x.astype(np.float64), (numbers * scales.astype(np.float64))[owners])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from mcjax.cost.model_shape import weights_beside
 from mcjax.errors import ConfigError
 from mcjax.models import digests
 from mcjax.models.checkpoint import PACKAGE, locate
@@ -48,7 +49,7 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         path = located(value, folders=name in FILES)
         if path is None:
             continue
-        path = _meant(path, target)
+        path = _meant(path, section)
         sha256 = sha256_of(path)
         if sha256:
             if not value.startswith(OWN):
@@ -111,15 +112,19 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
     return digests.sha256_of([Path(path)])[0]  # which keeps those of large files from run to run
 
 
-def _meant(path: Path, target: str) -> Path:
-    """Of a model's folder only its config.json is read."""
-    return path / "config.json" if path.is_dir() and target.endswith(".ModelShape.read") else path
+def _meant(path: Path, section: Mapping[str, Any]) -> Path:
+    """Of a model's folder only its config.json is read, unless its weights are."""
+    if not path.is_dir() or not str(section.get("_target_", "")).endswith(".ModelShape.read"):
+        return path
+    weights = section.get("checkpoint") is None and weights_beside(path / "config.json")
+    return path if weights else path / "config.json"
 
 
 def _called(path: Path, target: str, section: Mapping[str, Any]) -> str:
     """A model without a name gets that of its folder."""
     if target.endswith(".ModelShape.read") and not section.get("name"):
-        return f" {path.resolve().parent.name}"
+        folder = path if path.is_dir() else path.parent
+        return f" {folder.resolve().name}"
     return ""
 
 

@@ -36,6 +36,8 @@ def hardware(name: str) -> Hardware:
 def model(name: str) -> ModelShape:
     """For example `model("llama3-70b")`. Raises `ConfigError` that lists the names."""
     values = _read("model", name)
+    if "config" in values:
+        return ModelShape.from_hugging_face(**values)
     return ModelShape.read(**values) if "path" in values else ModelShape(**values)
 
 

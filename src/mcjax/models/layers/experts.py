@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from mcjax.cost.architecture import Routing
 from mcjax.cost.model_shape import ModelShape
 from mcjax.models.layers.feed_forward import ACTIVATIONS, FeedForward
-from mcjax.models.layers.linear import einsum, grouped
+from mcjax.models.layers.grouped import grouped
+from mcjax.models.layers.linear import einsum
 from mcjax.models.layers.step import Step
 from mcjax.models.weights import Maker
 
