@@ -191,7 +191,7 @@ def test_shipped_weights_are_small_and_know_something() -> None:
         values, logits = as_function(catalogue.load(shape, max_positions=512).model)
         found = measured(partial(logits, values), rows)
         assert found.bits_per_byte < bound
-        assert abs(found.bits_per_byte - card(name)["held_out"]["bits_per_byte"]) < 0.3
+        assert abs(found.bits_per_byte - card(name)["held_out"]["bits_per_byte"]) < 0.6
         assert card(name)["parameters"] == shape.parameters
 
 

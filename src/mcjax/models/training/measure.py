@@ -46,9 +46,10 @@ class Agreement:
 
 
 def held_out_rows(text: Corpus, count: int | None = None) -> NDArray[np.int32]:
-    """`[R, ROW_TOKENS + 1]`."""
-    rows = min((text.held_out.size - 1) // ROW_TOKENS, count or text.held_out.size)
-    return text.held_out[np.arange(rows)[:, None] * ROW_TOKENS + np.arange(ROW_TOKENS + 1)]
+    """`[R, ROW_TOKENS + 1]`; of a shorter text one row."""
+    length = min(ROW_TOKENS, text.held_out.size - 1)
+    rows = min((text.held_out.size - 1) // length, count or text.held_out.size)
+    return text.held_out[np.arange(rows)[:, None] * length + np.arange(length + 1)]
 
 
 def _batches(rows: NDArray[np.int32]) -> list[NDArray[np.int32]]:
