@@ -84,8 +84,8 @@ class GGUFFile:
             raise ConfigError(KEY, self.path, f"its metadata {key} must be a list of {kind.__name__}")
         return values
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor, dequantised, rows first (`[out, in]`).
+    def tensor(self, name: str, part: slice | None = None) -> NDArray[np.float32]:
+        """A tensor, dequantised, rows first (`[out, in]`); `part`: of its first dimension, so much and no more.
 
         Raises `ConfigError` if it is not there, or of a type that cannot be dequantised; `MissingExtra` without `gguf`.
         """
@@ -105,7 +105,7 @@ class GGUFFile:
             raise self.damaged(f"{name}, {list(place.shape)} of {kind.name}, ends at byte {end} of {len(self._data)}")
         stored = np.asarray(self._data[place.offset : end]).reshape(*rows, row_bytes)
         try:
-            return np.asarray(gguf.dequantize(stored, kind), np.float32)
+            return np.asarray(gguf.dequantize(stored if part is None else stored[part], kind), np.float32)
         except NotImplementedError:
             problem = f"its tensor {name} is of type {kind.name}, which gguf cannot dequantise"
             raise ConfigError(KEY, self.path, problem) from None
