@@ -39,10 +39,10 @@ def measure(shape: ModelShape, devices: int, cold: bool = False) -> dict[str, fl
     outline = catalogue.outline(shape, POSITIONS)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     placed = PlacedWeights(outline, catalogue.source(shape))
     jax.block_until_ready(placed.on(place))
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     peak = status("VmHWM")
     weights = array_bytes(placed.on(place)) * devices
     largest = max(parameter.size for parameter in parameters(shape).values()) * shape.dtype_bytes
@@ -50,6 +50,7 @@ def measure(shape: ModelShape, devices: int, cold: bool = False) -> dict[str, fl
         "model": shape.name,
         "devices": devices,
         "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_seconds, 2),
         "weights_mb": round(weights / 1e6, 1),
         "largest_parameter_mb": round(largest / 1e6, 1),
         "extra_mb": round((peak - before - weights) / 1e6, 1),

@@ -28,6 +28,7 @@ mcjax: KVCache-centric, disaggregated LLM inference: run it, simulate it, check 
   mcjax config [GROUP]              groups, options and keys: default, what it takes, what it is
   mcjax workload NAME_OR_TRACE ...  what a workload is made of, and how much hardware it keeps busy
   mcjax kernels model=M hardware=H  each attention kernel's limit, what binds it, and what was achieved
+  mcjax convert SRC DST             a model's files in another form: GGUF, safetensors, Orbax
   mcjax fit MEASUREMENTS            a cost=fitted from measured steps
   mcjax train-tiny [DIR]            the built-in model and its draft, trained again on this machine
   mcjax validate [key=value ...]    the simulator against the real engine on this machine
@@ -77,6 +78,7 @@ COMMANDS = {
     "explain": "mcjax.app.explain",
     "workload": "mcjax.app.workload_report",
     "kernels": "mcjax.app.kernels.command",
+    "convert": "mcjax.app.convert",
     "fit": "mcjax.app.fit",
     "train-tiny": "mcjax.app.train_tiny",
     "validate": "mcjax.app.validate",

@@ -154,7 +154,7 @@ def test_a_directory_with_weights_is_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").touch()
     assert ModelShape.read(str(tmp_path)).checkpoint == str(tmp_path)
     assert ModelShape.read(str(tmp_path), checkpoint="other.gguf").checkpoint == "other.gguf"
-    assert ModelShape.read(str(tmp_path / "config.json")).checkpoint == ""
+    assert ModelShape.read(str(tmp_path / "config.json"), checkpoint="").checkpoint == ""
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) & set(names("model")) - {"llama3-8b"}))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from mcjax.cost.model_shape import holds_weights
+from mcjax.cost.model_shape import weights_beside
 from mcjax.errors import ConfigError
 from mcjax.models import digests
 from mcjax.models.checkpoint import PACKAGE, locate
@@ -113,7 +113,8 @@ def _meant(path: Path, section: Mapping[str, Any]) -> Path:
     """Of a model's folder only its config.json is read, unless its weights are."""
     if not path.is_dir() or not str(section.get("_target_", "")).endswith(".ModelShape.read"):
         return path
-    return path if holds_weights(path) and not section.get("checkpoint") else path / "config.json"
+    weights = section.get("checkpoint") is None and weights_beside(path / "config.json")
+    return path if weights else path / "config.json"
 
 
 def _called(path: Path, target: str, section: Mapping[str, Any]) -> str:

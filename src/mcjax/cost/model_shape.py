@@ -20,6 +20,9 @@ QUANTISATIONS = ("none", "int8")
 _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
+_PARTS = {"rope": Rope, "local_rope": Rope, "routing": Routing, "latent": Latent}
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder: grouped-query or latent attention, of the whole context or of a window; gated MLP, dense or experts.
@@ -95,6 +98,8 @@ class ModelShape:
             number(f"model.{name}", getattr(self, name))
         one_of("model.activation", self.activation, ACTIVATIONS)
         object.__setattr__(self, "layer_windows", tuple(self.layer_windows))
+        for name, kind in _PARTS.items():
+            _from_plain_values(self, name, kind)
         for window in self.layer_windows:
             integer("model.layer_windows", window, least=0)
         if self.layer_windows and len(self.layer_windows) != self.layers:
@@ -302,29 +307,50 @@ class ModelShape:
         name: str = "",
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
-        checkpoint: str = "",
+        checkpoint: str | None = None,
         quantisation: str = "none",
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one).
 
-        A directory that holds weights too is the checkpoint, unless `checkpoint` says another.
+        `checkpoint` None: the directory's weights, if it has any. Raises `ConfigError` too for weights that only torch
+        reads.
         """
         file = Path(path).expanduser()
-        if file.is_dir():
-            checkpoint = checkpoint or (str(file) if holds_weights(file) else "")
-            file = file / "config.json"
+        file = file / "config.json" if file.is_dir() else file
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError("model.path", path, f"is no readable config.json ({error})") from None
         if not isinstance(config, dict):
             raise ConfigError("model.path", path, "does not hold a JSON object")
         values = cast("dict[str, Any]", config)
+        if checkpoint is None:
+            checkpoint = weights_beside(file)
         return cls.from_hugging_face(
-            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
+            values, name or file.parent.resolve().name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
         )
 
 
-def holds_weights(folder: Path) -> bool:
-    """Whether a directory has weights in safetensors, as Hugging Face lays them out."""
-    return any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+def _from_plain_values(shape: ModelShape, name: str, kind: type[Any]) -> None:
+    """A part that was given as a mapping: a config says it so, and so does another process."""
+    value: object = getattr(shape, name)
+    if not isinstance(value, Mapping):
+        return
+    given = cast("Mapping[str, Any]", value)
+    known = [declared.name for declared in fields(kind)]
+    if odd := [key for key in given if key not in known]:
+        raise ConfigError(f"model.{name}.{odd[0]}", given[odd[0]], "there is no such key", known)
+    object.__setattr__(shape, name, kind(**given))
+
+
+def weights_beside(config: Path) -> str:
+    """The directory of a `config.json` that has weights; "" if it has none."""
+    folder = config.parent.resolve()  # of the name, not of the file: caches of the hub link to blobs elsewhere
+    names = sorted(file.name for file in folder.iterdir())
+    if any(name == "mcjax.json" or name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return str(folder)
+    for name in names:
+        if name.endswith((".bin", ".pth", ".pt", ".gguf")):
+            fix = "model=gguf reads those" if name.endswith(".gguf") else "save the model as safetensors"
+            raise ConfigError("model.path", folder, f"has {name} and no safetensors: {fix}, or say model.checkpoint=''")
+    return ""

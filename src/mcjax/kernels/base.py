@@ -50,13 +50,13 @@ class Attention(Protocol):
 class KVPack(Protocol):
     """Between pages and canonical blocks, whose tokens come first however pages lie."""
 
-    def pack(self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], /) -> Shaped[Array, "W L 2 page Hkv D"]:
+    def pack(self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], /) -> Shaped[Array, "W L C page Hkv D"]:
         """The pages that `slots` name, as blocks of the pages' dtype."""
         ...
 
     def unpack(
-        self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L 2 page Hkv D"], /
-    ) -> Shaped[Array, "P L 2 ..."]:
+        self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L C page Hkv D"], /
+    ) -> Shaped[Array, "P L C ..."]:
         """The pages with the blocks in. Slots may repeat where it does not matter which block stays: the scratch
         page's."""
         ...

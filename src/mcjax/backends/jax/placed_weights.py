@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +29,8 @@ class PlacedWeights:
         found, self.tree = jax.tree_util.tree_flatten_with_path(state)
         self.paths = [path for path, _ in found]
         self.leaves = [leaf for _, leaf in found]
+        self.told: Callable[[str], None] = lambda what: None
+        """Hears what is being brought where."""
         self._source = source
         self._lock = threading.Lock()
         self._places: dict[Place, list[Any]] = {}
@@ -52,6 +55,7 @@ class PlacedWeights:
             else:
                 name = name_of(path)
                 if name not in asked:  # the first leaf of a quantised one is cut as the whole is
+                    self.told(f"weights for {place}: {name} ({len(asked) + 1} of {len(declared)})")
                     weight = self._source(name, declared[name], sharding)
                     asked[name] = jax.tree.leaves(as_stored(weight, declared[name], self.shape))
                 laid.append(jax.device_put(asked[name].pop(0), sharding))

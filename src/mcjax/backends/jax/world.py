@@ -103,8 +103,8 @@ class JaxWorld:
             limit = f"model {shape.name} stops at {shape.max_context_tokens}"
             raise ConfigError("backend.max_context_tokens", max_context_tokens, limit)
         self._shape = shape
+        self._source = catalogue.source(shape, seed)  # first, since a checkpoint may be refused
         self._fingerprint = catalogue.fingerprint(shape, seed)
-        self._seed = seed
         self.tolerance = TOLERANCES[shape.dtype_bytes] if tolerance is None else tolerance
         """By how much a logit may differ from the reference engine's."""
         if not self.tolerance > 0:
@@ -213,6 +213,7 @@ class JaxWorld:
                 keys,
             )
         report("weights", 0.0)
+        self._weights().told = lambda what: report(what, 0.0)
         places = {name: self._place(name) for name, _ in instances}
         pages = pages_that_fit(
             lambda geometry: Programs(self._weights(), geometry, self._kernels),
@@ -376,7 +377,7 @@ class JaxWorld:
         """Of the model: each place's are brought there when it is first asked for, and shared by all programs."""
         if self._placed is None:
             outline = catalogue.outline(self._shape, self._geometry.max_context_tokens)
-            self._placed = PlacedWeights(outline, catalogue.source(self._shape, self._seed))
+            self._placed = PlacedWeights(outline, self._source)
         return self._placed
 
     def _model_programs(self) -> Programs:

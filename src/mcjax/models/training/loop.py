@@ -132,6 +132,7 @@ def write(path: Path, tensors: dict[str, Array], metadata: dict[str, str]) -> No
     """A safetensors file, at once whole under its name."""
     beside = path.with_name(f".{path.name}.part")
     save_file(dict(sorted(tensors.items())), str(beside), metadata)
+    beside.chmod(0o644)
     os.replace(beside, path)
 
 

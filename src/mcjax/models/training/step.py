@@ -122,7 +122,7 @@ def as_function(model: Decoder) -> tuple[dict[str, Array], Logits]:
 
 
 def trainer(recipe: Recipe, logits: Logits, teacher: Callable[[Array, Array], Array] | None = None) -> Any:
-    """Compiled: `(parameters, optimizer's state, rows, positions) -> (parameters, state, mean loss of the text, nats)`."""
+    """Compiled: `(parameters, optimizer's state, rows, positions) -> (parameters, state, loss of the text in nats)`."""
     optimizer = recipe.optimizer()
 
     def loss(params: Any, rows: Array, positions: Array) -> tuple[Array, Array]:
