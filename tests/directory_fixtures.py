@@ -62,22 +62,29 @@ TEMPLATE = (
 
 
 def tokenizer(kind: str = "letters") -> dict[str, Any]:
-    """A `tokenizer.json`: `letters` is byte-level BPE, `pieces` has U+2581 for spaces and spells out bytes."""
+    """A `tokenizer.json`: `letters` is byte-level BPE, `pieces` has U+2581 for spaces and spells out bytes,
+    and `prepended` does so as Llama 2's.
+    """
+    normalizer: Any = None
     if kind == "letters":
         printable = [byte for byte in range(256) if 33 <= byte <= 126 or (161 <= byte <= 255 and byte != 173)]
         rest = iter(range(256, 512))
         alphabet = [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
         words, merges = ["he", "ll", "hell", "Ġw"], ["h e", "l l", "he ll", "Ġ w"]
-        normalizer = None
         splitter: Any = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
         decoder: Any = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     else:
         alphabet = [f"<0x{byte:02X}>" for byte in range(256)] + list("helowrd ▁,.é")
         words, merges = ["he", "ll", "hell", "▁w", "▁▁"], ["h e", "l l", "he ll", "▁ w", "▁ ▁"]
-        normalizer = None
         splitter = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
         steps: list[Any] = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}]
-        decoder = {"type": "Sequence", "decoders": [*steps, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+        steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+        if kind == "prepended":
+            spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+            normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]}
+            splitter = None
+            steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        decoder = {"type": "Sequence", "decoders": steps}
     vocab = {text: index for index, text in enumerate([*SPECIAL, *dict.fromkeys([*alphabet, *words])])}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [{"id": index, "content": text, **plain, "special": True} for index, text in enumerate(SPECIAL)]

@@ -47,6 +47,18 @@ def test_tensor_parallel_devices_share_heads_and_copy_what_is_too_few(capsys: py
     assert eighth["kv_pack"]["bytes"] == sixteenth["kv_pack"]["bytes"]  # eight key heads: two devices hold each
 
 
+def test_a_models_windows_and_latents_have_their_own_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("hardware=h200x8", "hardware.count=1", "context_tokens=8192", "batch=1")
+    assert command(["model=gemma3-27b", *sizes, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]
+    decode = {row["case"]["window"]: row for row in rows if row["kernel"] == "decode"}
+    assert {window: row["calls"] for window, row in decode.items()} == {None: 10, 1024: 52}
+    assert decode[None]["flops"] == 8 * decode[1024]["flops"]
+    latent = kernels_of(capsys, "model=deepseek-v3", *sizes)
+    assert latent["kv_pack"]["read_bytes"] == 8192 * 61 * 576 * 2
+    assert latent["decode"]["flops"] == 8192 * 2 * 128 * (576 + 512)
+
+
 def test_sizes_reach_their_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     keys = "context_tokens=32768 chunk_tokens=2048 query_tokens=4 batch=2 page_tokens=16 kv_dtype=int8".split()
     rows = kernels_of(capsys, *ONE, *keys, "block_dtype=bfloat16", "window=4096", "soft_cap=true")
@@ -143,7 +155,7 @@ MISTAKES = [
     ("soft_cap=30", "soft_cap=30: must be true or false"),
     ("hardware.count=3", "hardware.count=3: cannot share the 32 query heads of llama3-8b evenly"),
     ("model.kv_dtype_bytes=1", "kv_dtype=: which one, of 1 bytes a number; allowed"),
-    ("model.dtype_bytes=1", "model.dtype_bytes=1: no dtype of queries has so many bytes"),
+    ("model.dtype_bytes=3", "model.dtype_bytes=3: no dtype of queries has so many bytes"),
     ("model=llama3-9b", "llama3-9b"),
     ("hardware.peak_flops=0", "hardware.peak_flops=0: must be positive"),
 ]

@@ -21,7 +21,7 @@ from mcjax.models.checkpoint import locate
 from mcjax.models.directory_tokenizer import DirectoryTokenizer
 from mcjax.models.tokenizer import from_checkpoint
 
-KINDS = ("letters", "pieces")
+KINDS = ("letters", "pieces", "prepended")
 QUESTION: list[Any] = [{"role": "user", "content": "hello, <|end|> world<|late|>"}]
 
 
@@ -30,12 +30,18 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: small.write_tokenizer(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
 
 
+@pytest.fixture(scope="session")
+def tokenizers(directories: dict[str, Path]) -> dict[str, DirectoryTokenizer]:
+    return {kind: DirectoryTokenizer(path) for kind, path in directories.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100)
 @given(text=st.text(st.sampled_from("helo wrd,.é\n🙂<|>"), max_size=30))
-def test_text_comes_back(directories: dict[str, Path], kind: str, text: str) -> None:
-    tokenizer = DirectoryTokenizer(directories[kind])
-    begun = " " if kind == "pieces" and text and not text.startswith(" ") else ""  # its own at the start of a text
+def test_text_comes_back(tokenizers: dict[str, DirectoryTokenizer], kind: str, text: str) -> None:
+    tokenizer = tokenizers[kind]
+    # Some put a space of their own before a text.
+    begun = " " if (kind == "prepended" and text) or (kind == "pieces" and text and text[0] != " ") else ""
     assert tokenizer.decode(tokenizer.encode(text)) == begun + text
 
 
@@ -129,6 +135,8 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     small.write_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.vocab=200: the tokenizer of .* has 26\d tokens"):
         from_checkpoint(str(tmp_path), 200)
+    tokenizer = from_checkpoint(str(tmp_path), 300)
+    assert (tokenizer.vocab_size, tokenizer.token_bytes(299)) == (300, b"")  # the model may know more ids
     content = (tmp_path / "tokenizer.json").read_bytes()
     for size in range(0, len(content), 997):
         (tmp_path / "tokenizer.json").write_bytes(content[:size])
@@ -170,6 +178,11 @@ def pairs(directories: dict[str, Path], smollm2: str, tmp_path_factory: pytest.T
     return {kind: (DirectoryTokenizer(at), AutoTokenizer.from_pretrained(at)) for kind, at in found.items()}
 
 
+def without_first_space(kind: str, text: str) -> str:
+    """Llama 2's decoder takes it away, which nobody can do who gives tokens out one by one."""
+    return text.removeprefix(" ") if kind == "prepended" else text
+
+
 ALL = pytest.mark.parametrize("kind", [*KINDS, "smollm2"])
 
 
@@ -181,7 +194,7 @@ def test_ids_equal_those_of_transformers(pairs: dict[str, Any], kind: str, text:
     ours, theirs = pairs[kind]
     ids = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
     assert ours.encode(text) == ids
-    assert ours.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert without_first_space(kind, ours.decode(ids)) == theirs.decode(ids, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parity
@@ -193,7 +206,8 @@ def test_texts_of_any_ids_equal_those_of_transformers(pairs: dict[str, Any], kin
     # A run of bytes that is no UTF-8 as a whole they make U+FFFD of, byte by byte; we keep what of it is.
     known = sorted(index for text, index in theirs.get_vocab().items() if not text.startswith("<0x"))
     ids = data.draw(st.lists(st.sampled_from(known), max_size=20))
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    wanted = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert without_first_space(kind, ours.decode(ids)) == wanted
 
 
 @pytest.mark.parity

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from seeded_checkpoint import CASES, tensor
 from transformers import AutoConfig, AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
+torch.set_num_threads(1)  # of models this small, threads only wait for each other
+
 
 def transformers_model(case: str, dtype: str = "float32") -> Any:
     config: Any = AutoConfig.for_model(**copy.deepcopy(CASES[case]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from mcjax.backends.jax.placement import Place
 from mcjax.cost.parameters import parameters
 from mcjax.models.decoder import Decoder
 from mcjax.models.sharding import name_of
-from mcjax.models.weights import PlacedSource
+from mcjax.models.weights import PlacedSource, as_stored
 
 
 class PlacedWeights:
@@ -28,6 +29,8 @@ class PlacedWeights:
         found, self.tree = jax.tree_util.tree_flatten_with_path(state)
         self.paths = [path for path, _ in found]
         self.leaves = [leaf for _, leaf in found]
+        self.told: Callable[[str], None] = lambda what: None
+        """Hears what is being brought where."""
         self._source = source
         self._lock = threading.Lock()
         self._places: dict[Place, list[Any]] = {}
@@ -51,7 +54,9 @@ class PlacedWeights:
                 laid.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
             else:
                 name = name_of(path)
-                if name not in asked:
-                    asked[name] = jax.tree.leaves(self._source(name, declared[name], sharding))
-                laid.append(asked[name].pop(0))
+                if name not in asked:  # the first leaf of a quantised one is cut as the whole is
+                    self.told(f"weights for {place}: {name} ({len(asked) + 1} of {len(declared)})")
+                    weight = self._source(name, declared[name], sharding)
+                    asked[name] = jax.tree.leaves(as_stored(weight, declared[name], self.shape))
+                laid.append(jax.device_put(asked[name].pop(0), sharding))
         return laid
