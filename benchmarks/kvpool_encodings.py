@@ -95,7 +95,8 @@ class Reader:
         self._programs = Programs(loaded.model, self.geometry)
         self._device = self._programs.on(jax.local_devices()[0])
         dtype: Any = "float32" if shape.dtype_bytes == 4 else "bfloat16"
-        self.layout = BlockLayout(dtype, PAGE_TOKENS, shape.layers * 2 * shape.kv_heads, shape.head_dim)
+        rows = shape.layers * shape.cache_entries * shape.cache_heads
+        self.layout = BlockLayout(dtype, PAGE_TOKENS, rows, shape.cache_dim)
         self._pages: Any = None
 
     def prompts(self, prompts: Sequence[Tokens]) -> list[NDArray[np.uint8]]:

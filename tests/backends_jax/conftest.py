@@ -1,4 +1,4 @@
-"""A small engine on four CPU devices, and the few moves that every test here makes."""
+"""A small engine on CPU devices, and the few moves that every test here makes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mcjax.backends.jax.compilation import Watch
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
 from mcjax.models import builtin
 from mcjax.types import Recorder, Sampling
 
 # Before anything here computes; importing JAX fixes neither.
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 GREEDY = Sampling()
 
@@ -30,8 +31,8 @@ class Lab:
 
     geometry = Geometry(pages=40, page_tokens=8, max_batch=4, chunk_tokens=32, max_context_tokens=200)
 
-    def __init__(self) -> None:
-        self.model = builtin.build(max_positions=self.geometry.max_context_tokens)
+    def __init__(self, shape: ModelShape = builtin.DEFAULT_SHAPE) -> None:
+        self.model = builtin.build(shape, max_positions=self.geometry.max_context_tokens)
         self.programs = Programs(self.model, self.geometry)
         self.executors: list[JaxExecutor] = []
 

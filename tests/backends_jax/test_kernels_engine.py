@@ -18,6 +18,7 @@ from mcjax.backends.jax.judge import Judge, reference_geometry
 from mcjax.backends.jax.numerics import TOLERANCES, Answer
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.cost.model_shape import ModelShape
 from mcjax.errors import ConfigError
 from mcjax.kernels.choice import KernelChoice
 from mcjax.models import builtin
@@ -137,6 +138,45 @@ def test_tokens_are_those_of_xla_within_the_margin(
     for output in (own, theirs, *others):
         assert engines.shortfall(prompt, output) <= TOLERANCES[4]
     assert own == theirs, "no two logits are so close here that rounding decides"
+
+
+@pytest.mark.check_long
+@pytest.mark.parametrize("devices", [1, 2])
+def test_windows_soft_caps_and_scales_arrive_at_pallas(lab: Any, devices: int) -> None:
+    """A window shorter than the chunks and than the prompt; over a mesh too. Each option matters to the tokens."""
+    shape = dataclasses.replace(
+        SMALL,
+        layer_windows=(9, 0),
+        attention_soft_cap=2.0,
+        query_scale=0.4,
+        max_context_tokens=64,
+        tied_embeddings=True,
+    )
+    model = builtin.build(shape, max_positions=GEOMETRY.max_context_tokens)
+    place = Place(tuple(jax.local_devices()[:devices]))
+    ours = compiled(Programs(model, GEOMETRY, PALLAS), place)
+    plain = compiled(Programs(model, GEOMETRY), Place.of(jax.local_devices()[-1]))
+
+    async def main() -> Any:
+        found = []
+        for name, where, programs in (("ours", place, ours), ("xla", -1, plain)):
+            found.append(await served(lab, lab.executor(name, where, programs=programs), FIRST))
+        return found
+
+    (own, blocks), (theirs, their_blocks) = lab.run(main)
+    np.testing.assert_allclose(numbers(blocks, PROMPT), numbers(their_blocks, PROMPT), atol=2e-4, rtol=2e-4)
+    prompt = lab.prompt(5, PROMPT)
+
+    def shortfall(shape: ModelShape) -> float:
+        other = builtin.build(shape, max_positions=GEOMETRY.max_context_tokens)
+        judge = Judge(Programs(other, reference_geometry(GEOMETRY)), jax.local_devices()[0])
+        (found,) = judge.shortfalls([Answer(prompt, np.asarray(own, np.int32), Sampling())])
+        return float(found.max())
+
+    assert own == theirs
+    assert shortfall(shape) <= TOLERANCES[4]
+    for without in ({"layer_windows": ()}, {"attention_soft_cap": 0.0}, {"query_scale": 0.0}):
+        assert shortfall(dataclasses.replace(shape, **without)) > TOLERANCES[4], without
 
 
 def test_unwritten_pages_are_nan_whatever_their_layout(lab: Any, engines: Engines) -> None:

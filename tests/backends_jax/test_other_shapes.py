@@ -66,10 +66,14 @@ def bits(blocks: np.ndarray, name: str, tokens: int) -> np.ndarray:
 
 
 def test_these_shapes_are_of_those_kinds() -> None:
-    windowed = shape_of("gemma2")
+    windowed, latent = map(shape_of, SHAPES)
     assert windowed.windows == (9, None)
     assert windowed.attention_soft_cap > 0
+    assert [group.kind for group in windowed.kv_format(8, "").groups] == ["full", "window"]
+    assert [group.kind for group in latent.kv_format(8, "").groups] == ["latent"]
     assert programs_of("deepseek_v3").block_shape == (2, 1, 8, 1, 40)
+    for name in SHAPES:
+        assert programs_of(name).page_bytes == shape_of(name).kv_format(8, "").block_bytes
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -11,11 +11,6 @@ from jaxtyping import Array, Float, Int, Shaped
 from mcjax.kernels.choice import Layout
 from mcjax.kernels.target import Target
 
-TENSOR = "tensor"
-"""The axis of a mesh that key heads are spread over, with their pages."""
-GROUP = "group"
-"""The axis that shares a key head: each of its devices holds the head's pages, and some of its query heads."""
-
 
 class Attention(Protocol):
     """A layer's attention over paged KV, for a batch of rows."""
@@ -55,13 +50,13 @@ class Attention(Protocol):
 class KVPack(Protocol):
     """Between pages and canonical blocks, whose tokens come first however pages lie."""
 
-    def pack(self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], /) -> Shaped[Array, "W L 2 page Hkv D"]:
+    def pack(self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], /) -> Shaped[Array, "W L C page Hkv D"]:
         """The pages that `slots` name, as blocks of the pages' dtype."""
         ...
 
     def unpack(
-        self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L 2 page Hkv D"], /
-    ) -> Shaped[Array, "P L 2 ..."]:
+        self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L C page Hkv D"], /
+    ) -> Shaped[Array, "P L C ..."]:
         """The pages with the blocks in. Slots may repeat where it does not matter which block stays: the scratch
         page's."""
         ...
@@ -69,7 +64,8 @@ class KVPack(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where kernels run: what they are compiled for; where devices are many, a mesh of axes `TENSOR` and `GROUP`."""
+    """Where kernels run: what they are compiled for; where devices are many, a mesh that has the axes
+    `axes.TENSOR` and `axes.GROUP`."""
 
     target: Target
     mesh: Mesh | None = None

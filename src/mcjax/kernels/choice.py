@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from mcjax.errors import ConfigError
 
 Layout = Literal["tokens_first", "heads_first"]
-"""How pages lie on a device: `[P, L, 2, page, Hkv, D]`, or `[P, L, 2, Hkv, page, D]`. What leaves it is always the
+"""How pages lie on a device: `[P, L, C, page, Hkv, D]`, or `[P, L, C, Hkv, page, D]`. What leaves it is always the
 first."""
 
 Named: TypeAlias = "str | Mapping[str, Any]"

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.kernels.attention.blockwise import paged_attention as blockwise
 from mcjax.kernels.attention.reference import paged_attention as reference
-from mcjax.kernels.base import GROUP, TENSOR, Attention, KernelSet, KVPack, Site
+from mcjax.kernels.axes import GROUP, TENSOR
+from mcjax.kernels.base import Attention, KernelSet, KVPack, Site
 from mcjax.kernels.choice import KernelChoice, Layout, Named
 from mcjax.kernels.xla import Gather, WriteThenRead
 
@@ -80,7 +81,7 @@ class _SpreadAttention:
         queries: Float[Array, "B T H D"],
         keys: Float[Array, "B T Hkv D"],
         values: Float[Array, "B T Hkv D"],
-        pages: Shaped[Array, "P L 2 ..."],
+        pages: Shaped[Array, "P L C ..."],
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
@@ -111,7 +112,7 @@ class _SpreadPack:
     mesh: Mesh
     layout: Layout
 
-    def pack(self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"]) -> Shaped[Array, "W L 2 page Hkv D"]:
+    def pack(self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"]) -> Shaped[Array, "W L C page Hkv D"]:
         specs = (pages_spec(self.layout), P())
         spread = jax.shard_map(
             self.kv_pack.pack, mesh=self.mesh, in_specs=specs, out_specs=pages_spec("tokens_first"), check_vma=False
@@ -119,8 +120,8 @@ class _SpreadPack:
         return spread(pages, slots)
 
     def unpack(
-        self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L 2 page Hkv D"]
-    ) -> Shaped[Array, "P L 2 ..."]:
+        self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L C page Hkv D"]
+    ) -> Shaped[Array, "P L C ..."]:
         paged = pages_spec(self.layout)
         specs = (paged, P(), pages_spec("tokens_first"))
         spread = jax.shard_map(self.kv_pack.unpack, mesh=self.mesh, in_specs=specs, out_specs=paged, check_vma=False)

@@ -18,7 +18,7 @@ class PagedAttention(Protocol):
     def __call__(
         self,
         queries: Float[Array, "B T H D"],
-        pages: Shaped[Array, "P L 2 ..."],
+        pages: Shaped[Array, "P L C ..."],
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
@@ -47,7 +47,7 @@ class WriteThenRead:
         queries: Float[Array, "B T H D"],
         keys: Float[Array, "B T Hkv D"],
         values: Float[Array, "B T Hkv D"],
-        pages: Shaped[Array, "P L 2 ..."],
+        pages: Shaped[Array, "P L C ..."],
         layer: int,
         page_table: Int[Array, "B N"],
         positions: Int[Array, "B T"],
@@ -66,13 +66,13 @@ class Gather:
 
     layout: Layout
 
-    def pack(self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"]) -> Shaped[Array, "W L 2 page Hkv D"]:
+    def pack(self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"]) -> Shaped[Array, "W L C page Hkv D"]:
         """See `base.KVPack`."""
         blocks = pages[slots]
         return blocks if self.layout == "tokens_first" else jnp.swapaxes(blocks, 3, 4)
 
     def unpack(
-        self, pages: Shaped[Array, "P L 2 ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L 2 page Hkv D"]
-    ) -> Shaped[Array, "P L 2 ..."]:
+        self, pages: Shaped[Array, "P L C ..."], slots: Int[Array, " W"], blocks: Shaped[Array, "W L C page Hkv D"]
+    ) -> Shaped[Array, "P L C ..."]:
         """See `base.KVPack`."""
         return pages.at[slots].set(blocks if self.layout == "tokens_first" else jnp.swapaxes(blocks, 3, 4))

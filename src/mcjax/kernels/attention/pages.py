@@ -32,13 +32,13 @@ def page_dtype(dtype: str, layout: Layout, platform: str) -> np.dtype[Any]:
     return block_dtype(dtype, platform) if layout == "tokens_first" else jnp.dtype(dtype)
 
 
-def sizes(pages: Shaped[Array, "P L 2 ..."], layout: Layout) -> tuple[int, int]:
+def sizes(pages: Shaped[Array, "P L C ..."], layout: Layout) -> tuple[int, int]:
     """`(page_tokens, kv_heads)`"""
     return (pages.shape[3], pages.shape[4]) if layout == "tokens_first" else (pages.shape[4], pages.shape[3])
 
 
 def read(
-    pages: Shaped[Array, "P L 2 ..."], layer: int, page_table: Int[Array, "B N"], layout: Layout = "tokens_first"
+    pages: Shaped[Array, "P L C ..."], layer: int, page_table: Int[Array, "B N"], layout: Layout = "tokens_first"
 ) -> tuple[Float[Array, "B S Hkv D"], Float[Array, "B S Hkv D"]]:
     """Keys and values of one layer, from the pages that a table names, in the table's order; of latents, the same."""
     count, layers, entries, head_dim = (pages.shape[axis] for axis in (0, 1, 2, 5))
@@ -59,7 +59,7 @@ def read(
 
 
 def places_of(
-    pages: Shaped[Array, "P L 2 ..."], page_table: Int[Array, "B N"], positions: Int[Array, "B T"], layout: Layout
+    pages: Shaped[Array, "P L C ..."], page_table: Int[Array, "B N"], positions: Int[Array, "B T"], layout: Layout
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
     """Page and offset of each token: of padding, a place in the last page, which is scratch."""
     page_tokens, _ = sizes(pages, layout)
@@ -70,12 +70,12 @@ def places_of(
 
 
 def write(
-    pages: Shaped[Array, "P L 2 ..."],
+    pages: Shaped[Array, "P L C ..."],
     layer: int,
     places: tuple[Int[Array, "B T"], Int[Array, "B T"]],
-    entries: Float[Array, "B T 2 Hkv D"],
+    entries: Float[Array, "B T C Hkv D"],
     layout: Layout = "tokens_first",
-) -> Shaped[Array, "P L 2 ..."]:
+) -> Shaped[Array, "P L C ..."]:
     """The pages with each token's key and value at its page and offset."""
     page, offset = places
     if pages.dtype == jnp.uint16:
