@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 from conftest_app import ROOT
 from omegaconf import DictConfig, OmegaConf
 
@@ -92,6 +94,22 @@ def write_needed(folder: Path) -> None:
         (folder / name).write_text(f"{text}\n")
     write(MACHINE, folder / "measured.json")
     write_csv(str(folder / "measurements.csv"), STEPS, "made up")
+    _write_gguf(folder / "small.gguf")
+
+
+def _write_gguf(path: Path) -> None:
+    """What says a shape: metadata, and the embeddings' size."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def overrides_for(option: str, folder: Path) -> list[str]:
@@ -104,6 +122,7 @@ def overrides_for(option: str, folder: Path) -> list[str]:
         "cost/table": [f"cost.path={folder / 'measurements.csv'}"],
         "cost/measured": [f"cost.path={folder / 'measured.json'}"],
         "cost/aiconfigurator": ["hardware=h100x8", "model=qwen3-32b"],
+        "model/gguf": [f"model.path={folder / 'small.gguf'}"],
         "model/hf": [f"model.path={folder / 'config.json'}"],
         "workload/slice": [f"workload.of.path={files['mooncake']}"],
         "workload/reblocked": [f"workload.of.path={files['mooncake']}"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 
 from mcjax.app.kernels.command import command
 from mcjax.app.kernels.rows import time_text
-from mcjax.app.kernels.sizes import Sizes, cases_of
-from mcjax.cost.architecture import Latent
 from mcjax.cost.kernel_cases import KernelCase, device_heads
 from mcjax.cost.kernel_timings import VERSION, KernelTiming, read
 from mcjax.errors import ConfigError
@@ -48,6 +45,18 @@ def test_tensor_parallel_devices_share_heads_and_copy_what_is_too_few(capsys: py
     assert whole["decode"]["flops"] == 8 * eighth["decode"]["flops"] == 16 * sixteenth["decode"]["flops"]
     assert whole["decode"]["bytes"] == 8 * eighth["decode"]["bytes"]
     assert eighth["kv_pack"]["bytes"] == sixteenth["kv_pack"]["bytes"]  # eight key heads: two devices hold each
+
+
+def test_a_models_windows_and_latents_have_their_own_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("hardware=h200x8", "hardware.count=1", "context_tokens=8192", "batch=1")
+    assert command(["model=gemma3-27b", *sizes, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]
+    decode = {row["case"]["window"]: row for row in rows if row["kernel"] == "decode"}
+    assert {window: row["calls"] for window, row in decode.items()} == {None: 10, 1024: 52}
+    assert decode[None]["flops"] == 8 * decode[1024]["flops"]
+    latent = kernels_of(capsys, "model=deepseek-v3", *sizes)
+    assert latent["kv_pack"]["read_bytes"] == 8192 * 61 * 576 * 2
+    assert latent["decode"]["flops"] == 8192 * 2 * 128 * (576 + 512)
 
 
 def test_sizes_reach_their_kernels(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +155,7 @@ MISTAKES = [
     ("soft_cap=30", "soft_cap=30: must be true or false"),
     ("hardware.count=3", "hardware.count=3: cannot share the 32 query heads of llama3-8b evenly"),
     ("model.kv_dtype_bytes=1", "kv_dtype=: which one, of 1 bytes a number; allowed"),
-    ("model.dtype_bytes=1", "model.dtype_bytes=1: no dtype of queries has so many bytes"),
+    ("model.dtype_bytes=3", "model.dtype_bytes=3: no dtype of queries has so many bytes"),
     ("model=llama3-9b", "llama3-9b"),
     ("hardware.peak_flops=0", "hardware.peak_flops=0: must be positive"),
 ]
@@ -209,14 +218,6 @@ def test_heads_of_a_device_divide_or_are_refused() -> None:
     assert device_heads(model("smollm2"), 3) == (3, 1)
     with pytest.raises(ConfigError, match="query heads"):
         device_heads(model("smollm2"), 2)
-
-
-def test_latents_are_not_for_kernels_that_read_keys_and_values() -> None:
-    from mcjax.cost.catalogue import hardware, model
-
-    latent = replace(model("tiny"), name="latent", kv_heads=4, latent=Latent(32, 16, 16, 16))
-    with pytest.raises(ConfigError, match=r"model=latent: caches latents"):
-        cases_of(latent, hardware("h800x8"), Sizes())
 
 
 @pytest.mark.parametrize(

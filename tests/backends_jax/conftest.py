@@ -1,4 +1,4 @@
-"""A small engine on four CPU devices, and the few moves that every test here makes."""
+"""A small engine on CPU devices, and the few moves that every test here makes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcjax.types import Recorder, Sampling
 
 # Before anything here computes; importing JAX fixes neither.
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 GREEDY = Sampling()
 

@@ -13,6 +13,7 @@ import mcjax
 from mcjax.app.runner import Result
 from mcjax.app.verify import within_margin
 from mcjax.backends.jax.judge import Judge, reference_geometry
+from mcjax.backends.jax.meshes import MeshAxes
 from mcjax.backends.jax.numerics import Answer, common_mesh, comparable
 from mcjax.backends.jax.programs import Geometry, Programs
 from mcjax.engine.base import Kind, StepPlan
@@ -72,9 +73,9 @@ def test_which_samplers_a_margin_bounds() -> None:
 
 def test_when_engines_agree_to_the_bit() -> None:
     both = [Role.PREFILL, Role.DECODE]
-    assert common_mesh("invariant", 2, both) == 2
+    assert common_mesh("invariant", 2, both) == MeshAxes(2)
     assert common_mesh("invariant", {"prefill": 2}, both) is None
-    assert common_mesh("invariant", {"prefill": 2}, [Role.MIXED]) == 1
+    assert common_mesh("invariant", {"prefill": 2}, [Role.MIXED]) == MeshAxes()
     assert common_mesh("fast", 1, both) is None
 
 

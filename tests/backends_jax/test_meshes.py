@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mcjax.backends.jax.meshes import Meshes, allot, check_divides, divides, read_meshes
+from mcjax.backends.jax.meshes import MeshAxes, Meshes, allot, check_divides, divides, read_meshes
 from mcjax.backends.jax.placement import Place
 from mcjax.cost.architecture import Latent
 from mcjax.cost.model_shape import ModelShape
@@ -31,14 +31,15 @@ def model(heads: int, kv_heads: int, d_ff: int, **more: Any) -> ModelShape:
     ("value", "meshes"),
     [
         (None, Meshes()),
-        (2, Meshes(2, 2, 2)),
-        ({"tensor": 3}, Meshes(3, 3, 3)),
-        ({"prefill": {"tensor": 2}, "decode": 4}, Meshes(2, 4, 1)),
+        (2, Meshes(MeshAxes(2), MeshAxes(2), MeshAxes(2))),
+        ({"tensor": 3}, Meshes(MeshAxes(3), MeshAxes(3), MeshAxes(3))),
+        ({"prefill": {"tensor": 2, "expert": 4}, "decode": 4}, Meshes(MeshAxes(2, 4), MeshAxes(4), MeshAxes())),
+        ({"decode": {"expert": 2}}, Meshes(decode=MeshAxes(1, 2))),
     ],
 )
 def test_what_a_config_may_say(value: object, meshes: Meshes) -> None:
     assert read_meshes(value) == meshes
-    assert meshes.sizes([Role.DECODE, Role.PREFILL]) == (meshes.decode, meshes.prefill)
+    assert meshes.each([Role.DECODE, Role.PREFILL]) == (meshes.decode, meshes.prefill)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,9 @@ def test_what_a_config_may_say(value: object, meshes: Meshes) -> None:
     [
         (0, "backend.mesh=0: must be a whole number"),
         ({"prefil": 2}, "backend.mesh.prefil=2: is no role"),
-        ({"prefill": {"data": 2}}, "backend.mesh.prefill.data=2: is no axis"),
-        ({"decode": {"tensor": True}}, "backend.mesh.decode=True: must be a whole number"),
+        ({"prefill": {"data": 2}}, r"backend.mesh.prefill.data=2: .*more instances \(cluster=4m\) are replicas"),
+        ({"prefill": {"group": 2}}, "backend.mesh.prefill.group=2: is no axis"),
+        ({"decode": {"tensor": True}}, "backend.mesh.decode.tensor=True: must be a whole number"),
     ],
 )
 def test_what_a_config_may_not_say(value: object, problem: str) -> None:
@@ -58,20 +60,25 @@ def test_what_a_config_may_not_say(value: object, problem: str) -> None:
 def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do() -> None:
     smollm2 = model(heads=9, kv_heads=3, d_ff=1536)
     with pytest.raises(ConfigError, match=r"9 query heads, 3 key heads, .* 2 parts; allowed: 1, 3$"):
-        check_divides(smollm2, 2)
-    check_divides(smollm2, 3)
-    check_divides(model(heads=8, kv_heads=2, d_ff=64), 8)
+        check_divides(smollm2, MeshAxes(2))
+    check_divides(smollm2, MeshAxes(3))
+    check_divides(model(heads=8, kv_heads=2, d_ff=64), MeshAxes(8))
 
 
-def test_experts_go_over_devices_whole_or_in_parts_and_latents_lie_on_all() -> None:
+def test_experts_go_over_devices_whole_beside_what_is_cut_and_latents_lie_on_all() -> None:
     experts = {"experts": 6, "experts_per_token": 2, "expert_d_ff": 20}
     assert [size for size in range(1, 9) if divides(model(8, 8, 64, **experts), size)] == [1, 2, 4]
-    assert [size for size in range(1, 7) if divides(model(6, 6, 64, **experts), size)] == [1, 2, 3, 6]
+    assert [size for size in range(1, 7) if divides(model(6, 6, 60, **experts), size)] == [1, 2]
     dense = {"dense_layers": 1, "shared_experts": 1}
     assert [size for size in range(1, 9) if divides(model(8, 8, 4, **experts, **dense), size)] == [1, 2, 4]
-    with pytest.raises(ConfigError, match=r"8 query heads, latents, d_ff=4, 6 experts of .*; allowed: 1, 2, 4$"):
-        check_divides(model(8, 8, 4, **experts, **dense, latent=Latent(16, 4, 4, 8)), 8)
-    check_divides(model(8, 8, 64, latent=Latent(16, 4, 4, 8)), 8)
+    with pytest.raises(ConfigError, match=r"8 query heads, latents, d_ff=4, experts of .*; allowed: 1, 2, 4$"):
+        check_divides(model(8, 8, 4, **experts, **dense, latent=Latent(16, 4, 4, 8)), MeshAxes(8))
+    check_divides(model(8, 8, 64, latent=Latent(16, 4, 4, 8)), MeshAxes(8))
+    check_divides(model(8, 8, 64, **experts), MeshAxes(4, 3))
+    with pytest.raises(ConfigError, match=r"backend\.mesh\.expert=4: 6 experts do not go .*; allowed: 1, 2, 3, 6$"):
+        check_divides(model(8, 8, 64, **experts), MeshAxes(1, 4))
+    with pytest.raises(ConfigError, match=r"0 experts do not go into 2 parts; allowed: 1$"):
+        check_divides(model(8, 8, 64), MeshAxes(1, 2))
 
 
 def test_groups_are_disjoint_and_single_devices_may_be_shared() -> None:

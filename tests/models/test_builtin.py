@@ -21,7 +21,7 @@ def test_weights_are_these_bits_everywhere():
     weight = source.numbers(Piece("blocks.0.attention.query", (128, 4, 32), 128, "uniform")).astype(np.float32)
     digest = hashlib.sha256(weight.tobytes()).hexdigest()
     assert digest == "9231aba823f88085ba066c24e0e0f131959f28ff0f38d8c19f5c897d1199286c"
-    assert abs(float(weight.std()) - builtin.QUERY_KEY_GAIN / 128**0.5) < 1e-3
+    assert abs(float(weight.std()) - builtin.GAINS["query"] / 128**0.5) < 1e-3
 
 
 def test_seed_and_name_matter_and_nothing_else_does():

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import directory_fixtures as small
 from family_cases import CONFIGS
+from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
 from mcjax.models import catalogue
@@ -24,7 +25,6 @@ from mcjax.models.hugging_face import Dialect, dialect, stored
 from mcjax.models.pieces import joined, pieces
 
 # Before anything here computes.
-jax.config.update("jax_num_cpu_devices", 4)
 
 SERVED = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v3-yarn")
 LLAMA = CONFIGS["llama"]
@@ -66,7 +66,7 @@ def test_every_parameter_arrives_on_every_device(tmp_path: Path, family: str) ->
     weights = small.tensors(config, spoken)
     shape = small.shape_of(config, small.write(tmp_path, config, weights, files=3))
     wanted = expected(config, weights, "float32")
-    source = catalogue.source(shape)
+    source: Any = catalogue.source(shape)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("tensor", "group"), axis_types=(AxisType.Auto,) * 2)
     for name, parameter in parameters(shape).items():
         whole = source(name, parameter)
@@ -82,7 +82,8 @@ def test_experts_in_one_tensor_as_in_many(tmp_path: Path) -> None:
     config = CONFIGS["qwen3_moe"]
     weights = small.tensors(config, Dialect(experts="fused"))
     shape = small.shape_of(config, small.write(tmp_path, config, weights))
-    wanted, source = expected(config, weights, "float32"), catalogue.source(shape)
+    source: Any = catalogue.source(shape)
+    wanted = expected(config, weights, "float32")
     for name, parameter in parameters(shape).items():
         np.testing.assert_array_equal(np.asarray(source(name, parameter)), wanted[name], name)
 
@@ -92,7 +93,7 @@ def test_experts_in_one_tensor_as_in_many(tmp_path: Path) -> None:
 def test_dtypes_are_converted_once(tmp_path: Path, stored_as: Any, width: int) -> None:
     weights = small.tensors(LLAMA, dtype=stored_as)
     shape = small.shape_of(LLAMA, small.write(tmp_path, LLAMA, weights), dtype_bytes=width)
-    source = catalogue.source(shape)
+    source: Any = catalogue.source(shape)
     for name, wanted in expected(LLAMA, weights, shape.dtype).items():
         found = source(name, parameters(shape)[name])
         assert found.dtype == jnp.dtype(shape.dtype)
@@ -200,8 +201,8 @@ def test_output_weights_beside_tied_embeddings(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_config_of_another_model(good: Path, change: dict[str, Any], message: str) -> None:
+    config = {key: value for key, value in {**LLAMA, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
-        config = {key: value for key, value in {**LLAMA, **change}.items() if value is not None}
         catalogue.load(small.shape_of(config, good), 0, 8)
 
 
@@ -254,3 +255,17 @@ def test_an_index_that_puts_a_tensor_elsewhere(tmp_path: Path) -> None:
     index["weight_map"][QUERY] = other[index["weight_map"][QUERY]]
     (path / small.INDEX).write_text(json.dumps(index))
     assert f"says that the tensor {QUERY} is in" in told(path)
+
+
+def test_a_snapshot_in_the_cache_of_the_hub(good: Path, tmp_path: Path) -> None:
+    """Its files are links to blobs that lie elsewhere."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(good.iterdir())):
+        (blobs / str(number)).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
+    shape = ModelShape.read(str(snapshot))
+    assert (shape.name, shape.checkpoint) == ("abc", str(snapshot.resolve()))
+    assert catalogue.fingerprint(shape, 0) == catalogue.fingerprint(ModelShape.read(str(good)), 0)
+    catalogue.load(shape, 0, 8)

@@ -110,6 +110,7 @@ A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ((1).to_bytes(8, "little") + b"\xff", "no JSON"),
         (file_of('{"a": {"shape": 1e999}}'), "a lacks a dtype"),
         (file_of({"a": 1}), "a is not described"),
+        (file_of({"a": {**A, "shape": {}}}, bytes(8)), "a lacks a dtype, a shape"),
         (file_of({"a": {**A, "shape": [-2]}}, bytes(8)), "a lacks a dtype, a shape"),
         (file_of({"a": {**A, "shape": [2**62, 4]}}, bytes(8)), "of F32, has 8 bytes"),
         (file_of({"a": {**A, "shape": [True, 2]}}, bytes(8)), "a lacks"),

@@ -76,12 +76,12 @@ def _convert(options: argparse.Namespace) -> None:
         convert(shape, target, options.seed, lambda done, of: bar.update(task, completed=done, total=of))
     size = sum(file.stat().st_size for file in destination.rglob("*") if file.is_file())
     print(f"{destination}: {shape.parameters / 1e6:,.1f} million weights in {shape.dtype}, {size / 1e9:.3f} GB, {kind}")
-    print(f"run it: mcjax model=hugging_face model.path={destination} model.checkpoint={destination}")
+    print(f"run it: mcjax model=hf model.path={destination} workload=text")
 
 
 def shape_of(source: str, dtype_bytes: int | None) -> ModelShape:
     """Of what SRC names. Raises `ConfigError`."""
-    by_name = [name for name in catalogue.names("model") if name not in ("gguf", "hf", "hugging_face")]
+    by_name = [name for name in catalogue.names("model") if name not in ("gguf", "hf")]
     if source not in by_name or Path(source).exists():
         return shape_at(source, dtype_bytes)
     shape = catalogue.model(source)

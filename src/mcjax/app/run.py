@@ -175,7 +175,8 @@ def _verify(config: DictConfig, result: Result, recorder: TableRecorder) -> dict
     if not KernelChoice(**plain_of(config.kernels)).exact:
         mesh = None
     colocated = copy.deepcopy(config)
-    colocated.cluster, colocated.cluster_changes, colocated.backend.mesh = "1m", [], mesh or 1
+    colocated.cluster, colocated.cluster_changes = "1m", []
+    colocated.backend.mesh = 1 if mesh is None else asdict(mesh)
     colocated.launcher = {"name": "embedded"}
     # The reference takes nothing from the tiers that are to be proven.
     colocated.kvpool.hbm_cache, colocated.kvpool.ssd_path, colocated.kvpool.ssd_bytes = False, None, None

@@ -89,7 +89,7 @@ def weight_read_bytes(model: ModelShape, tokens: int) -> int:
         routed = model.expert_parameters * numerator // denominator
         shared = model.expert_parameters * model.shared_experts
         total += model.expert_layers * (routed + shared + model.router_parameters)
-    return total * model.dtype_bytes
+    return total * model.matrix_dtype_bytes
 
 
 def decode_bytes(model: ModelShape, batch: int, context_tokens: int) -> int:

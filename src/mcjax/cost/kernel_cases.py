@@ -96,7 +96,7 @@ class KernelCase:
                 parts.append(f"{tokens}, context {before:,}")
             else:
                 parts.append(f"{tokens} after {before:,}" if before else tokens)
-        return "; ".join(parts)
+        return "; ".join(parts) + (f"; window {self.window:,}" if self.window else "")
 
     def values(self) -> dict[str, Any]:
         """As JSON; `of_values` reads it."""

@@ -16,6 +16,7 @@ from mcjax.errors import ConfigError
 from mcjax.types import KVFormat, KVGroup
 
 _MAY_BE_ZERO = ("experts", "experts_per_token", "expert_d_ff", "shared_experts", "dense_layers")
+QUANTISATIONS = ("none", "int8")
 _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
@@ -52,6 +53,8 @@ class ModelShape:
     """Added to the mean square in RMSNorm."""
     checkpoint: str = ""
     """Where the weights and the tokenizer are (`docs/models.md`); empty: the built-in ones, random by seed."""
+    quantisation: str = "none"
+    """Of weights, as they are loaded: `int8`, a scale an output channel; `none`: they keep the model's dtype."""
     family: str = "llama"
     """Which file of `mcjax/models/families` puts the layers together."""
     rope: Rope | None = None
@@ -101,6 +104,7 @@ class ModelShape:
             integer("model.layer_windows", window, least=0)
         if self.layer_windows and len(self.layer_windows) != self.layers:
             raise ConfigError("model.layer_windows", len(self.layer_windows), f"must be one a layer, {self.layers}")
+        one_of("model.quantisation", self.quantisation, QUANTISATIONS)
         if self.heads % self.kv_heads:
             raise ConfigError("model.kv_heads", self.kv_heads, f"must divide model.heads={self.heads}")
         self._check_experts()
@@ -221,8 +225,16 @@ class ModelShape:
         return sum(parameter.size for parameter in parameters(self).values())
 
     @property
+    def matrix_dtype_bytes(self) -> int:
+        """Of one number of a matrix: scales of quantised ones, four bytes an output channel, are not counted."""
+        return self.dtype_bytes if self.quantisation == "none" else 1
+
+    @cached_property
     def weight_bytes(self) -> int:
-        return self.parameters * self.dtype_bytes
+        """As a device holds them, scales of quantised ones included."""
+        from mcjax.cost.parameters import parameters, stored_bytes  # which declare those of a shape
+
+        return sum(stored_bytes(parameter, self) for parameter in parameters(self).values())
 
     @property
     def hidden_dtype_bytes(self) -> int:
@@ -276,6 +288,7 @@ class ModelShape:
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
         checkpoint: str = "",
+        quantisation: str = "none",
     ) -> ModelShape:
         """Read the mapping of a `config.json`: `cost/families` says of which families.
 
@@ -285,7 +298,7 @@ class ModelShape:
         from mcjax.cost.families import read  # it makes shapes
 
         shape = read(config, dtype_bytes, kv_dtype_bytes)
-        return replace(shape, name=name or shape.name, checkpoint=checkpoint)
+        return replace(shape, name=name or shape.name, checkpoint=checkpoint, quantisation=quantisation)
 
     @classmethod
     def read(
@@ -295,6 +308,7 @@ class ModelShape:
         dtype_bytes: int | None = None,
         kv_dtype_bytes: int | None = None,
         checkpoint: str | None = None,
+        quantisation: str = "none",
     ) -> ModelShape:
         """`from_hugging_face` of the file at `path` (a `config.json`, or the directory that holds one).
 
@@ -313,7 +327,7 @@ class ModelShape:
         if checkpoint is None:
             checkpoint = weights_beside(file)
         return cls.from_hugging_face(
-            values, name or file.resolve().parent.name, dtype_bytes, kv_dtype_bytes, checkpoint
+            values, name or file.parent.resolve().name, dtype_bytes, kv_dtype_bytes, checkpoint, quantisation
         )
 
 
@@ -331,9 +345,9 @@ def _from_plain_values(shape: ModelShape, name: str, kind: type[Any]) -> None:
 
 def weights_beside(config: Path) -> str:
     """The directory of a `config.json` that has weights; "" if it has none."""
-    folder = config.resolve().parent
+    folder = config.parent.resolve()  # of the name, not of the file: caches of the hub link to blobs elsewhere
     names = sorted(file.name for file in folder.iterdir())
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+    if any(name == "mcjax.json" or name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return str(folder)
     for name in names:
         if name.endswith((".bin", ".pth", ".pt", ".gguf")):

@@ -25,7 +25,8 @@ class Parameter:
     """Inputs that are summed with it; 0: it is no matrix."""
     init: Literal["uniform", "ones", "zeros"] = "uniform"
     summed: tuple[int, ...] = ()
-    """Dimensions that a product sums over; the others are output channels, each of which is quantised by itself."""
+    """Dimensions that a product sums over, of what may be quantised; the others are output channels, each of which has
+    a scale of its own. Empty: always plain."""
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):
@@ -39,6 +40,13 @@ class Parameter:
 def parameters(shape: ModelShape) -> dict[str, Parameter]:
     """By name, in the order in which a model asks for them."""
     return dict(_all(shape))
+
+
+def stored_bytes(parameter: Parameter, shape: ModelShape) -> int:
+    """Of one parameter as a device holds it; a scale has four."""
+    if shape.quantisation == "none" or not parameter.summed:
+        return parameter.size * shape.dtype_bytes
+    return parameter.size + 4 * parameter.size // math.prod(parameter.shape[at] for at in parameter.summed)
 
 
 def attention_matrices(shape: ModelShape) -> int:
@@ -98,7 +106,7 @@ def _dense(embed: int, width: int) -> Iterator[tuple[str, Parameter]]:
 
 def _experts(shape: ModelShape) -> Iterator[tuple[str, Parameter]]:
     embed, count, width = shape.d_model, shape.experts, shape.expert_d_ff or shape.d_ff
-    yield "router", Parameter((embed, count), (None, None), embed, summed=(0,))
+    yield "router", Parameter((embed, count), (None, None), embed)  # plain: a score that is off is another choice
     if shape.routing.bias:
         yield "router_bias", Parameter((count,), (None,), init="zeros")
     yield "gate_up", Parameter((count, embed, 2, width), ("experts", None, None, "d_ff"), embed, summed=(1,))

@@ -11,11 +11,6 @@ from jaxtyping import Array, Float, Int, Shaped
 from mcjax.kernels.choice import Layout
 from mcjax.kernels.target import Target
 
-TENSOR = "tensor"
-"""The axis of a mesh that key heads are spread over, with their pages."""
-GROUP = "group"
-"""The axis that shares a key head: each of its devices holds the head's pages, and some of its query heads."""
-
 
 class Attention(Protocol):
     """A layer's attention over paged KV, for a batch of rows."""
@@ -69,7 +64,8 @@ class KVPack(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where kernels run: what they are compiled for; where devices are many, a mesh of axes `TENSOR` and `GROUP`."""
+    """Where kernels run: what they are compiled for; where devices are many, a mesh that has the axes
+    `axes.TENSOR` and `axes.GROUP`."""
 
     target: Target
     mesh: Mesh | None = None

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.kernels.attention.blockwise import paged_attention as blockwise
 from mcjax.kernels.attention.reference import paged_attention as reference
-from mcjax.kernels.base import GROUP, TENSOR, Attention, KernelSet, KVPack, Site
+from mcjax.kernels.axes import GROUP, TENSOR
+from mcjax.kernels.base import Attention, KernelSet, KVPack, Site
 from mcjax.kernels.choice import KernelChoice, Layout, Named
 from mcjax.kernels.xla import Gather, WriteThenRead
 

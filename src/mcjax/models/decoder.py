@@ -16,7 +16,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
 from mcjax.kernels import base
 from mcjax.models.layers.linear import einsum
@@ -41,7 +40,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, shape: ModelShape, max_positions: int, source: WeightSource):
         check_served(shape)
-        make = Maker(parameters(shape), source)
+        make = Maker(shape, source)
         self.shape = shape
         self.embedding = nnx.Param(make("embedding"))
         block: Any = importlib.import_module(f"mcjax.models.families.{shape.family}").Block
@@ -71,7 +70,7 @@ class Decoder(nnx.Module):
         """
         x, pages = self.stream(tokens, positions, pages, page_table, attend, flat)
         last = jnp.maximum(lengths - 1, 0)[:, None, None]
-        return self.logits(jnp.take_along_axis(x, last, axis=1)[:, 0]), pages
+        return self.logits(jnp.take_along_axis(x, last, axis=1)[:, 0], flat), pages
 
     def stream(
         self,
@@ -92,10 +91,10 @@ class Decoder(nnx.Module):
             x, pages = block(x, pages, step)
         return x, pages
 
-    def logits(self, x: Float[Array, "B E"]) -> Float[Array, "B V"]:
+    def logits(self, x: Float[Array, "B E"], flat: bool = True) -> Float[Array, "B V"]:
         """Of tokens whose stream is `x`, in float32."""
         head = self.embedding if self.head is None else self.head
-        logits = einsum("be,ve->bv", self.final_norm(x), head[...])
+        logits = einsum("be,ve->bv", self.final_norm(x), head[...], flat)
         if cap := self.shape.logits_soft_cap:
             logits = jnp.tanh(logits / cap) * cap
         return logits
@@ -103,10 +102,9 @@ class Decoder(nnx.Module):
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         table = self.embedding[...]
         dtype = jnp.dtype(self.shape.dtype)
-        if isinstance(table, QuantArray):
-            x = (table.numbers[tokens] * table.scales[tokens]).astype(dtype)
-        else:
-            x = table[tokens]
+        x = table[tokens]
+        if isinstance(x, QuantArray):
+            x = x.plain(dtype)
         if self.shape.embedding_scale == 1:
             return x
         return x * np.asarray(self.shape.embedding_scale, dtype)

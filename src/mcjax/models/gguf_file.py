@@ -6,6 +6,7 @@ Free of jax.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,9 @@ from mcjax.models.checkpoint import KEY
 from mcjax.models.gguf_header import TensorPlace, read_header
 
 T = TypeVar("T")
+
+DEQUANTISED_BYTES = 4 << 20
+"""Of a tensor at a time."""
 FLOAT32 = 0
 """The number of that GGML type."""
 
@@ -29,7 +33,9 @@ class GGUFFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self._data = np.memmap(path, np.uint8, "r")
+            with path.open("rb") as opened:
+                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            self._data = np.frombuffer(self._map, np.uint8)
             self._header = read_header(self._data.data)
         except OSError as problem:
             raise ConfigError(KEY, path, f"cannot be read: {problem.strerror}") from None
@@ -84,8 +90,8 @@ class GGUFFile:
             raise ConfigError(KEY, self.path, f"its metadata {key} must be a list of {kind.__name__}")
         return values
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor, dequantised, rows first (`[out, in]`).
+    def tensor(self, name: str, part: slice | None = None) -> NDArray[np.float32]:
+        """A tensor, dequantised, rows first (`[out, in]`); `part`: of its first dimension, so much and no more.
 
         Raises `ConfigError` if it is not there, or of a type that cannot be dequantised; `MissingExtra` without `gguf`.
         """
@@ -97,15 +103,24 @@ class GGUFFile:
         kind = next((kind for kind in gguf.GGMLQuantizationType if kind == place.kind), None)
         if kind is None:
             raise self.damaged(f"{name} is of the unknown type {place.kind}")
-        numbers, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        together, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         *rows, width = place.shape
-        row_bytes = width // numbers * block_bytes
+        row_bytes = width // together * block_bytes
         end = place.offset + math.prod(rows) * row_bytes
-        if width % numbers or end > len(self._data):
+        if width % together or end > len(self._data):
             raise self.damaged(f"{name}, {list(place.shape)} of {kind.name}, ends at byte {end} of {len(self._data)}")
-        stored = np.asarray(self._data[place.offset : end]).reshape(*rows, row_bytes)
+        stored = np.asarray(self._data[place.offset : end]).reshape(*rows, row_bytes)[part or slice(None)]
+        shape = (*stored.shape[:-1], width)
+        stored = stored.reshape(-1, row_bytes)
+        numbers = np.empty((len(stored), width), np.float32)
+        step = max(1, DEQUANTISED_BYTES // (4 * max(width, 1)))
         try:
-            return np.asarray(gguf.dequantize(stored, kind), np.float32)
+            for start in range(0, len(stored), step):  # the library takes several times what it gives
+                numbers[start : start + step] = gguf.dequantize(stored[start : start + step], kind)
+            if hasattr(mmap, "MADV_DONTNEED"):  # what was read need not stay in memory
+                begin = place.offset - place.offset % mmap.PAGESIZE
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            return numbers.reshape(shape)
         except NotImplementedError:
             problem = f"its tensor {name} is of type {kind.name}, which gguf cannot dequantise"
             raise ConfigError(KEY, self.path, problem) from None

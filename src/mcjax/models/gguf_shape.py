@@ -43,13 +43,22 @@ SOFTMAX, SIGMOID = 1, 2
 EXPERTS_OF_V3 = 256
 
 
-def read(path: str, name: str = "", dtype_bytes: int | None = None, kv_dtype_bytes: int | None = None) -> ModelShape:
+def read(
+    path: str,
+    name: str = "",
+    dtype_bytes: int | None = None,
+    kv_dtype_bytes: int | None = None,
+    quantisation: str = "none",
+) -> ModelShape:
     """The shape of the GGUF file at `path` (as `model.checkpoint` says it), which is its checkpoint too.
 
     Raises `ConfigError` for an architecture that is not read here, and for metadata that is missing.
     """
     file = GGUFFile(locate(path))
-    return shape_of(file, name or file.value("general.name", str, Path(path).stem), dtype_bytes, kv_dtype_bytes, path)
+    stated = file.value("general.name", str, Path(path).stem)
+    return dataclasses.replace(
+        shape_of(file, name or stated, dtype_bytes, kv_dtype_bytes, path), quantisation=quantisation
+    )
 
 
 def shape_of(

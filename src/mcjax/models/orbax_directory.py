@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from mcjax.cost.architecture import Latent, Rope, Routing
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
@@ -23,7 +22,6 @@ from mcjax.models.checkpoint import KEY
 FORMAT = 1
 """Raised when a directory of before cannot be read any more."""
 DESCRIPTION, WEIGHTS = "mcjax.json", "weights"
-NESTED = {"rope": Rope, "local_rope": Rope, "routing": Routing, "latent": Latent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +104,6 @@ def _shape(file: Path, said: object, checkpoint: str) -> ModelShape:
         if name not in known:
             raise ConfigError(KEY, file, f"its shape has the field {name}, which this version does not know")
     try:
-        for name, kind in NESTED.items():
-            if isinstance(values.get(name), dict):
-                values[name] = kind(**values[name])
         return ModelShape(**values | {"checkpoint": checkpoint})
     except (TypeError, ConfigError) as problem:
         raise ConfigError(KEY, file, f"its shape cannot be read: {problem}") from None

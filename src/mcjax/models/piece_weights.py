@@ -50,7 +50,8 @@ class PieceWeights(ABC):
     def __call__(self, name: str, parameter: Parameter, sharding: Sharding | None = None) -> jax.Array:
         """The parameter `name`. Raises `ConfigError` for numbers that are not finite in the dtype asked for."""
         if sharding is None:
-            sharding = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
+            default = jax.config.values["jax_default_device"] or jax.local_devices()[0]
+            sharding = SingleDeviceSharding(default)
         places: dict[tuple[tuple[int, int], ...], list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(parameter.shape).items():
             bounds = [part.indices(size)[:2] for part, size in zip(index or (), parameter.shape, strict=True)]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 LONGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -89,6 +88,6 @@ def _place(name: str, said: Any, start: int) -> TensorPlace:
     return place
 
 
-def _wholes(values: Any) -> bool:
+def _wholes(values: Any) -> TypeGuard[list[int]]:
     """Whether it is a list of whole numbers that a file can have."""
-    return isinstance(values, Sequence) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+    return type(values) is list and all(type(value) is int and 0 <= value < 2**63 for value in values)

@@ -15,6 +15,7 @@ from mcjax.models.byte_tokenizer import ByteTokenizer
 from mcjax.models.checkpoint import locate
 from mcjax.models.checkpoint_tokenizer import byte_of_letter
 from mcjax.models.gguf_file import GGUFFile
+from mcjax.models.tokenizer import speaks_bytes
 
 COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -35,9 +36,9 @@ def write_tokenizer(checkpoint: str, folder: Path) -> dict[str, Any]:
     Returns the token ids that `config.json` names. Raises `ConfigError` for a GGUF file with a tokenizer that is not
     read here.
     """
-    if not checkpoint:
+    path = locate(checkpoint) if checkpoint else None
+    if path is None or speaks_bytes(path):
         return _bytes(folder)
-    path = locate(checkpoint)
     if path.is_file():
         return _from_gguf(GGUFFile(path), folder)
     for name in COPIED:

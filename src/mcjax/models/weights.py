@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
+import jax
 from jax.sharding import Sharding
 
-from mcjax.cost.parameters import Parameter
-from mcjax.models.quantised import Weight
+from mcjax.cost.model_shape import ModelShape
+from mcjax.cost.parameters import Parameter, parameters
+from mcjax.models.quantised import QuantArray, Weight, quantise
 
 
 class WeightSource(Protocol):
@@ -27,11 +30,21 @@ class PlacedSource(Protocol):
 
 
 class Maker:
-    """Hands a module its parameters: what is declared for the shape, from a source."""
+    """Hands a module its parameters: what is declared for the shape, from a source, quantised as the shape says."""
 
-    def __init__(self, declared: dict[str, Parameter], source: WeightSource):
-        self._declared = declared
+    def __init__(self, shape: ModelShape, source: WeightSource):
+        self._declared = parameters(shape)
         self._source = source
+        self._shape = shape
 
     def __call__(self, name: str) -> Weight:
-        return self._source(name, self._declared[name])
+        declared = self._declared[name]
+        return as_stored(self._source(name, declared), declared, self._shape)
+
+
+def as_stored(weight: Weight, parameter: Parameter, shape: ModelShape) -> Weight:
+    """What a source gave, or an outline of it, quantised if the shape wants that and the parameter allows it."""
+    if shape.quantisation == "none" or not parameter.summed or isinstance(weight, QuantArray):
+        return weight
+    rounded = partial(quantise, summed=parameter.summed)
+    return jax.eval_shape(rounded, weight) if isinstance(weight, jax.ShapeDtypeStruct) else rounded(weight)

@@ -87,13 +87,20 @@ def rows_of(
     return [
         Row(
             case,
-            model.layers if case.kernel in ("prefill", "decode") else 1,
+            _calls(model, case),
             case.cost(),
             limit(case.cost(), hardware),
             tuple(measured.of(case)) if measured else (),
         )
         for case in cases
     ]
+
+
+def _calls(model: ModelShape, case: KernelCase) -> int:
+    """Of all layers with that window; a window that the model has nowhere was asked for, of all layers."""
+    if case.kernel not in ("prefill", "decode"):
+        return 1
+    return dict(model.window_layers).get(case.window, model.layers)
 
 
 def facts(model: ModelShape, hardware: Hardware, cases: Sequence[KernelCase], measured: KernelTimings | None) -> str:

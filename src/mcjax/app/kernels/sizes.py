@@ -38,6 +38,7 @@ class Sizes:
     block_dtype: str = ""
     """Of packed blocks. Empty: that of the pages."""
     window: int | None = None
+    """None: those of the model's layers."""
     soft_cap: bool = False
 
 
@@ -96,27 +97,29 @@ def _flag(key: str, text: str) -> bool:
 
 
 def cases_of(model: ModelShape, hardware: Hardware, sizes: Sizes) -> list[KernelCase]:
-    """One case a kernel: what one device of the instance does. Raises `ConfigError`."""
-    if model.latent is not None:
-        problem = "caches latents, which only kernels=xla reads; those that are counted here read keys and values"
-        raise ConfigError("model", model.name, problem)
+    """One case a kernel, of attention one a window of the model: what one device does. Raises `ConfigError`."""
     heads, kv_heads = device_heads(model, hardware.count)
-    if model.dtype_bytes not in PLAIN:
+    if model.hidden_dtype_bytes not in PLAIN:
         raise ConfigError("model.dtype_bytes", model.dtype_bytes, "no dtype of queries has so many bytes", PLAIN)
     if not sizes.kv_dtype and model.kv_dtype_bytes not in PLAIN:
         raise ConfigError("kv_dtype", "", f"which one, of {model.kv_dtype_bytes} bytes a number", DTYPES)
-    shape = (heads, kv_heads, model.cache_dim, sizes.page_tokens, PLAIN[model.dtype_bytes])
+    shape = (heads, kv_heads, model.cache_dim, sizes.page_tokens, PLAIN[model.hidden_dtype_bytes])
     kv_dtype = sizes.kv_dtype or PLAIN[model.kv_dtype_bytes]
     context = sizes.context_tokens
     chunk = sizes.chunk_tokens or context
     cached = {"entries": model.cache_entries, "value_dim": model.value_dim if model.latent else 0}
-    seen: dict[str, Any] = {"window": sizes.window, "soft_cap": sizes.soft_cap, **cached}
+    soft_cap = sizes.soft_cap or model.attention_soft_cap > 0
+    windows = [window for window, _ in model.window_layers] if sizes.window is None else [sizes.window]
+    seen: list[dict[str, Any]] = [{"window": window, "soft_cap": soft_cap, **cached} for window in windows]
     block_dtype = "" if sizes.block_dtype == kv_dtype else sizes.block_dtype
     pages = -(-context // sizes.page_tokens)
     moved: dict[str, Any] = {"layers": model.layers, "pages": pages, "block_dtype": block_dtype, **cached}
     return [
-        KernelCase("prefill", *shape, kv_dtype, ((1, context - chunk, chunk),), **seen),
-        KernelCase("decode", *shape, kv_dtype, ((sizes.batch, context, sizes.query_tokens),), **seen),
+        *(KernelCase("prefill", *shape, kv_dtype, ((1, context - chunk, chunk),), **each) for each in seen),
+        *(
+            KernelCase("decode", *shape, kv_dtype, ((sizes.batch, context, sizes.query_tokens),), **each)
+            for each in seen
+        ),
         KernelCase("kv_pack", *shape, kv_dtype, **moved),
         KernelCase("kv_unpack", *shape, kv_dtype, **moved),
     ]

@@ -35,7 +35,10 @@ Cluster = Annotated[
 ]
 Mesh = Annotated[
     object,
-    Form("a whole number of devices, 1 or more, or a mapping by role", lambda key, value: read_meshes(value)),
+    Form(
+        "a whole number of devices, 1 or more, a mapping of axes (tensor, expert), or of roles to these",
+        lambda key, value: read_meshes(value),
+    ),
 ]
 
 Shares = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mcjax.backends.jax.meshes import read_meshes
+from mcjax.backends.jax.meshes import MeshAxes, read_meshes
 from mcjax.types import Role, Sampling, Tokens
 
 NUMERICS = ("invariant", "fast")
@@ -15,11 +15,11 @@ TOLERANCES = {2: 1.0, 4: 5e-4}
 times what was measured (docs/backends-jax.md)."""
 
 
-def common_mesh(numerics: str, mesh: object, roles: Sequence[Role]) -> int | None:
-    """The one mesh size of all instances, if their tokens and bytes are then those of any engine of that size; else
+def common_mesh(numerics: str, mesh: object, roles: Sequence[Role]) -> MeshAxes | None:
+    """The one mesh of all instances, if their tokens and bytes are then those of any engine on such a mesh; else
     None: what they compute differs from one to another by rounding."""
-    sizes = {*read_meshes(mesh).sizes(roles)}
-    return min(sizes) if numerics == "invariant" and len(sizes) == 1 else None
+    meshes = {*read_meshes(mesh).each(roles)}
+    return min(meshes) if numerics == "invariant" and len(meshes) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

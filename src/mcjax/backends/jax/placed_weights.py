@@ -13,7 +13,7 @@ from mcjax.backends.jax.placement import Place
 from mcjax.cost.parameters import parameters
 from mcjax.models.decoder import Decoder
 from mcjax.models.sharding import name_of
-from mcjax.models.weights import PlacedSource
+from mcjax.models.weights import PlacedSource, as_stored
 
 
 class PlacedWeights:
@@ -54,8 +54,9 @@ class PlacedWeights:
                 laid.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
             else:
                 name = name_of(path)
-                if name not in asked:
+                if name not in asked:  # the first leaf of a quantised one is cut as the whole is
                     self.told(f"weights for {place}: {name} ({len(asked) + 1} of {len(declared)})")
-                    asked[name] = jax.tree.leaves(self._source(name, declared[name], sharding))
-                laid.append(asked[name].pop(0))
+                    weight = self._source(name, declared[name], sharding)
+                    asked[name] = jax.tree.leaves(as_stored(weight, declared[name], self.shape))
+                laid.append(jax.device_put(asked[name].pop(0), sharding))
         return laid

@@ -1,7 +1,8 @@
-"""Where the arrays of one instance lie: on a device, or spread over a few along the axes `tensor` and `group`.
+"""Where the arrays of one instance lie: on a device, or spread over a mesh of a few. The one place that builds meshes.
 
-`tensor` is as long as there are devices, but no longer than there are key heads; the devices that are left over share a
-key head along `group`. Key heads and their pages are spread over `tensor`, everything else that is spread over both.
+Its axes are `kernels.axes`. `data` and `expert` are as long as a place says. Of the devices that are left, `tensor` has
+as many as there are key heads for; the others share a key head along `group`. Which logical axis goes over which of
+them, `models.sharding.Rules` says.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from jax.experimental.layout import Layout as MemoryLayout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mcjax.cost.model_shape import ModelShape
-from mcjax.kernels.base import GROUP, TENSOR, Site
+from mcjax.kernels.axes import DATA, EXPERT, GROUP, TENSOR
+from mcjax.kernels.base import Site
 from mcjax.kernels.choice import Layout
 from mcjax.kernels.target import Target
-from mcjax.models.sharding import PAGES, axes_of
+from mcjax.models.sharding import PAGES, Rules, axes_of
 
 Device: TypeAlias = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -33,6 +35,15 @@ class Place:
     """One instance's devices. Of two places that are equal, programs and weights are shared."""
 
     devices: tuple[Device, ...]
+    expert: int = 1
+    """How many share the experts: a divisor of their number, and of that of the devices."""
+    data: int = 1
+    """How many share the rows of a batch."""
+    rules: Rules = Rules()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        if len(self.devices) % (self.expert * self.data):
+            raise ValueError(f"{len(self.devices)} devices along expert={self.expert} and data={self.data}")
 
     @classmethod
     def of(cls, where: Device | Place) -> Place:
@@ -72,6 +83,10 @@ class Place:
         """Where canonical blocks lie, on their way out and in."""
         return self._cut(PAGES["tokens_first"], self._paged("tokens_first", shape), shape)
 
+    def rows(self, shape: ModelShape, count: int) -> jax.sharding.Sharding:
+        """Where a batch of so many rows lies, of any further dimensions."""
+        return self._cut(("rows",), (count,), shape)
+
     def site(self, shape: ModelShape) -> Site:
         """What kernels have to know of the place."""
         return Site(Target.of(self.devices[0]), None if self.size == 1 else self._mesh(shape))
@@ -90,18 +105,11 @@ class Place:
         if self.size == 1:
             return self.whole
         mesh = self._mesh(shape)
-
-        spec: list[tuple[str, ...] | None] = []
-        for axis, size in zip(axes, sizes, strict=True):
-            names = (TENSOR,) if axis == "kv_heads" else (TENSOR, GROUP)
-            # What does not go evenly, such as an odd vocabulary, lies on every device. Of two that do, the first is
-            # cut: experts lie on devices whole.
-            cut = axis is not None and not any(spec) and size % math.prod(mesh.shape[name] for name in names) == 0
-            spec.append(names if cut else None)
-        return NamedSharding(mesh, PartitionSpec(*spec))
+        return NamedSharding(mesh, PartitionSpec(*self.rules.cut(axes, sizes, mesh.shape)))
 
     def _mesh(self, shape: ModelShape) -> Mesh:
-        tensor = math.gcd(self.size, shape.cache_heads)
+        ways = self.size // (self.data * self.expert)
+        tensor = math.gcd(ways, shape.cache_heads)
+        devices = np.array(self.devices).reshape(self.data, self.expert, tensor, ways // tensor)
         # Auto: the compiler finds the way from how weights and pages lie; explicit axes would bind every operation.
-        devices = np.array(self.devices).reshape(tensor, self.size // tensor)
-        return Mesh(devices, (TENSOR, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
+        return Mesh(devices, (DATA, EXPERT, TENSOR, GROUP), axis_types=(AxisType.Auto,) * 4)

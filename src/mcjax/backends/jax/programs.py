@@ -277,13 +277,19 @@ class DevicePrograms:
     def _spec(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.place.whole)
 
+    def _rows(self, batch: int, width: int) -> jax.ShapeDtypeStruct:
+        """Packed rows of a model's step."""
+        words = HEADER + width + self._programs.geometry.table_width
+        sharding = self.place.rows(self._programs.shape, batch)
+        return jax.ShapeDtypeStruct((batch, words), jnp.int32, sharding=sharding)
+
     def _pages(self, count: int) -> jax.ShapeDtypeStruct:
         programs = self._programs
         return jax.ShapeDtypeStruct(programs.pages_shape(count), programs.page_dtype, sharding=self._paged)
 
     def _model(self, name: str, batch: int, width: int) -> Any:
         geometry = self._programs.geometry
-        rows = self._spec((batch, HEADER + width + geometry.table_width), jnp.int32)
+        rows = self._rows(batch, width)
         out = (self.place.whole, self._paged)
         attend = self._kernels.decode if width == 1 else self._kernels.prefill
         function = self._jit(name, partial(self._programs.logits, width, attend), out, donate=1)
@@ -304,7 +310,7 @@ class DevicePrograms:
             (pages, _, _), picked = jax.lax.scan(one, (pages, rows, words), length=geometry.fused_steps)
             return picked, pages
 
-        rows = self._spec((batch, HEADER + 1 + geometry.table_width), jnp.int32)
+        rows = self._rows(batch, 1)
         words, temperatures = self._spec((batch, 3), jnp.int32), self._spec((batch,), jnp.float32)
         function = self._jit(name, steps, (self.place.whole, self._paged), donate=1)
         return function.lower(self.weights, self._pages(geometry.pages + 1), rows, words, temperatures)

@@ -132,14 +132,18 @@ class JaxWorld:
         self._kernels = kernels or KernelChoice()
         check_serves(self._kernels, shape)
         self._recorder = recorder or NullRecorder()
-        sizes = read_meshes(mesh).sizes(roles)
-        for size in sorted({*sizes}):
-            check_divides(shape, size)
+        meshes = read_meshes(mesh).each(roles)
+        for axes in sorted({*meshes}):
+            check_divides(shape, axes)
+        sizes = [axes.size for axes in meshes]
         use_cache(compilation_cache)
         _ask_for_cpu_devices(sum(sizes))
         self._devices = jax.local_devices()
         groups = allot(sizes, len(self._devices))
-        self._groups = [Place(tuple(self._devices[index] for index in group)) for group in groups]
+        self._groups = [
+            Place(tuple(self._devices[index] for index in group), axes.expert)
+            for group, axes in zip(groups, meshes, strict=True)
+        ]
         self._places: dict[str, Place] = {}
         self._placed: PlacedWeights | None = None
         self._programs: Programs | None = None

@@ -1,0 +1,10 @@
+"""Axes of the meshes that instances compute on. Free of jax."""
+
+TENSOR = "tensor"
+"""Key heads are spread over it, with their pages."""
+GROUP = "group"
+"""It shares a key head: each of its devices holds the head's pages, and some of its query heads."""
+EXPERT = "expert"
+"""Experts are spread over it; all else is on each of its devices."""
+DATA = "data"
+"""Rows of a batch may be spread over it; weights and pages are on each of its devices."""
