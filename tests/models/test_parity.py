@@ -28,7 +28,7 @@ from seeded_checkpoint import (
 from family_cases import CONFIGS
 from mcjax.models.decoder import Decoder
 
-pytestmark = [pytest.mark.parity, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
 FLOAT32_BOUND, BFLOAT16_BOUND = 2e-5, 2e-2
 ROWS = 4
@@ -78,7 +78,7 @@ def test_prefill_of_unequal_lengths_and_then_decode(case: str, measured: Callabl
 
 @for_every_case
 def test_bfloat16_by_its_own_precision(case: str, measured: Callable[..., None]) -> None:
-    """All logits together: transformers' own bfloat16 is up to three times further off at single positions."""
+    """All logits together: single ones of transformers are up to 3e-2 from its own float32 result."""
     error = relative_error(*prefill_and_decode(case, "bfloat16"))
     assert error < BFLOAT16_BOUND
     note(measured, case, "bfloat16", error)
