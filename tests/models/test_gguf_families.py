@@ -89,7 +89,7 @@ def test_a_shape_that_differs_is_refused_by_field(
     tmp_path: Path, case: str, field: str, changes: dict[str, Any]
 ) -> None:
     shape, path = made(tmp_path, case)
-    if field == "latent.kv_rank":
+    if field == "latent.kv_rank" and shape.latent:
         changes = {"latent": dataclasses.replace(shape.latent, kv_rank=10)}
     if field == "routing.groups":
         changes = {"routing": dataclasses.replace(shape.routing, groups=2)}
