@@ -3,16 +3,20 @@ own programs: chunks over a cached prefix, then decode."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 from golden_engine import MESHES, ROWS, largest_error, logits, place, programs
 from numpy.typing import NDArray
+from seeded_checkpoint import shape_of
 
+from mcjax.backends.jax.placed_weights import PlacedWeights
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.kernels.axes import DATA, EXPERT, GROUP, TENSOR
+from mcjax.models import catalogue
 from mcjax.models.sharding import Rules, name_of
 
 BOUND = 2e-5
@@ -85,6 +89,16 @@ def test_int8_scales_are_cut_as_channels_are() -> None:
     assert lies[f"{name}.gate_up", "scales"] == (1, 2, 40)
     assert lies[f"{name}.down", "numbers"] == (40, 48)  # what is summed over is cut, and has no scales
     assert lies[f"{name}.down", "scales"] == (1, 48)
+
+
+def test_weights_are_quantised_on_their_way_to_the_devices() -> None:
+    shape = replace(shape_of("llama"), quantisation="int8")
+    whole = PlacedWeights(catalogue.load(shape, 0, 8).model)
+    placed = PlacedWeights(catalogue.outline(shape, 8), catalogue.source(shape)).on(place(2))
+    assert len(placed) == len(whole.leaves)
+    for path, ours, theirs in zip(whole.paths, placed, whole.leaves, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg=str(path))
+        assert ours.sharding == place(2).weight(path, theirs.shape, shape)
 
 
 def test_what_lies_where() -> None:
