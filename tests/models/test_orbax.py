@@ -149,6 +149,7 @@ def test_parts_that_are_missing(copied: Path) -> None:
         read_directory(copied)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves coroutines behind
 def test_weights_that_are_missing_or_damaged(saved: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(saved, tmp_path / "gone"))
     shutil.rmtree(path / "weights" / "blocks.1")
