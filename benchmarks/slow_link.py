@@ -96,6 +96,7 @@ def engine(prompts: Prompts) -> list[str]:
         "backend=jax",
         "cluster=1p1d",
         "model.kv_heads=4",
+        "model.checkpoint=''",  # random weights: the built-in ones have two key heads
         f"model.max_context_tokens={longest}",
         f"backend.max_context_tokens={longest}",
         f"backend.pages={longest // 16}",

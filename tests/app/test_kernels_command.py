@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 
 from mcjax.app.kernels.command import command
 from mcjax.app.kernels.rows import time_text
-from mcjax.app.kernels.sizes import Sizes, cases_of
-from mcjax.cost.architecture import Latent
 from mcjax.cost.kernel_cases import KernelCase, device_heads
 from mcjax.cost.kernel_timings import VERSION, KernelTiming, read
 from mcjax.errors import ConfigError
@@ -221,14 +218,6 @@ def test_heads_of_a_device_divide_or_are_refused() -> None:
     assert device_heads(model("smollm2"), 3) == (3, 1)
     with pytest.raises(ConfigError, match="query heads"):
         device_heads(model("smollm2"), 2)
-
-
-def test_latents_are_not_for_kernels_that_read_keys_and_values() -> None:
-    from mcjax.cost.catalogue import hardware, model
-
-    latent = replace(model("tiny"), name="latent", kv_heads=4, latent=Latent(32, 16, 16, 16))
-    with pytest.raises(ConfigError, match=r"model=latent: caches latents"):
-        cases_of(latent, hardware("h800x8"), Sizes())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ for cluster in ("1p1d", "1m"):
         ["model=hf", "workload=text", "workload.max_tokens=16", "track.sinks.0.overview=false", f"cluster={cluster}",
          *(f"backend.{each}" for each in sizes), *sys.argv[1:]]
     )
-    print(run.requests["output"].to_pylist())
+    print(run.requests.sort_by("request_id")["output"].to_pylist())
 """
 
 

@@ -30,4 +30,4 @@ def test_weights_count_where_they_are_read(tmp_path: Path) -> None:
     weights.write_bytes(b"345")
     assert named(folder) not in (first, shape_alone)
     assert named(folder, checkpoint="elsewhere.gguf") == shape_alone
-    assert named(folder / "config.json") == shape_alone
+    assert named(folder, checkpoint="") == shape_alone

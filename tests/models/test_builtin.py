@@ -18,19 +18,19 @@ from mcjax.models.pieces import Piece
 def test_weights_are_these_bits_everywhere():
     """Integers, one double product, one rounding: a machine that differs here breaks every block key's promise."""
     source = builtin.SeededWeights(builtin.DEFAULT_SHAPE, 0)
-    weight = source.numbers(Piece("blocks.0.attention.query", (128, 4, 32), 128, "uniform")).astype(np.float32)
+    weight = source.drawn(Piece("blocks.0.attention.query", (128, 4, 32), 128, "uniform")).astype(np.float32)
     digest = hashlib.sha256(weight.tobytes()).hexdigest()
     assert digest == "9231aba823f88085ba066c24e0e0f131959f28ff0f38d8c19f5c897d1199286c"
-    assert abs(float(weight.std()) - builtin.QUERY_KEY_GAIN / 128**0.5) < 1e-3
+    assert abs(float(weight.std()) - builtin.GAINS["query"] / 128**0.5) < 1e-3
 
 
 def test_seed_and_name_matter_and_nothing_else_does():
     first, second = (builtin.SeededWeights(builtin.DEFAULT_SHAPE, seed) for seed in (0, 1))
     here, there = (Piece(f"blocks.{layer}.feed_forward.up", (8, 8), 8, "uniform") for layer in (0, 1))
-    one = first.numbers(here)
-    assert not np.array_equal(one, second.numbers(here))
-    assert not np.array_equal(one, first.numbers(there))
-    np.testing.assert_array_equal(one, first.numbers(here))
+    one = first.drawn(here)
+    assert not np.array_equal(one, second.drawn(here))
+    assert not np.array_equal(one, first.drawn(there))
+    np.testing.assert_array_equal(one, first.drawn(here))
 
 
 def test_fingerprint_names_shape_seed_and_dtype():

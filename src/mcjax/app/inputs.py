@@ -18,6 +18,8 @@ from mcjax.workload.files import places
 
 FILES = ("path", "checkpoint")
 """Keys of our own classes that name an input file: what it holds counts, and not what it is called."""
+OWN = f"{PACKAGE}mcjax/"
+"""What ships with mcjax is no input of anyone's; but a run with other weights is another run."""
 SALTS = "MCJAX_TENANT_SALTS_FILE"
 LONGEST_NAME = 1024
 
@@ -50,7 +52,8 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         path = _meant(path, section)
         sha256 = sha256_of(path)
         if sha256:
-            found.by_path[str(path)] = sha256
+            if not value.startswith(OWN):
+                found.by_path[str(path)] = sha256
             by_name = "" if ours else value
             found.by_key[key] = f"{by_name}{path.suffix.lower()} {sha256}{_called(path, target, section)}"
     salts = os.environ.get(SALTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -19,7 +19,7 @@ from mcjax.cost import catalogue
 from mcjax.cost.model_shape import ModelShape
 from mcjax.models.decoder import Decoder
 from mcjax.models.piece_weights import PieceWeights
-from mcjax.models.pieces import Piece, Window
+from mcjax.models.pieces import Piece, Window, extent, whole
 
 DEFAULT_SHAPE = catalogue.model("tiny")
 TRAINED = "package:mcjax/models/trained/"
@@ -37,6 +37,10 @@ def fingerprint(shape: ModelShape, seed: int) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
+DRAWN = 1 << 20
+"""Numbers at a time."""
+
+
 class SeededWeights(PieceWeights):
     """Uniform weights of variance `gain^2 / fan_in`, by (seed, name); gains are ones, biases zeros.
 
@@ -50,22 +54,28 @@ class SeededWeights(PieceWeights):
         self._gains = gains
         self._seed = seed
 
-    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float64]]:
-        return [self.numbers(piece)[window]]
+    def read(self, piece: Piece, window: Window) -> Iterator[NDArray[np.float64]]:
+        """Drawn in parts: a whole one takes several times its size. `window` is the whole."""
+        if piece.init != "uniform":
+            yield np.full(extent(window), 1.0 if piece.init == "ones" else 0.0)
+            return
+        digest = hashlib.sha256(f"{self._seed}/{piece.name}".encode()).digest()
+        generator = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64))
+        half_width = self._gains.get(piece.name.rpartition(".")[2], 1.0) * math.sqrt(3.0 / piece.fan_in)
+        rows, *inside = piece.shape
+        step = max(1, DRAWN // math.prod(inside))
+        for start in range(0, rows, step):
+            shape = (min(step, rows - start), *inside)
+            raw = generator.random_raw(math.prod(shape)) >> np.uint64(11)  # 53 bits: exact as float64
+            centred = raw.astype(np.float64) - (2.0**52 - 0.5)
+            yield (centred * (half_width / 2.0**52)).reshape(shape)
 
     def origin(self, piece: Piece) -> tuple[str, object, str]:
         return "seed", self._seed, piece.name
 
     def numbers(self, piece: Piece) -> NDArray[np.float64]:
         """Of one piece, in float64."""
-        if piece.init != "uniform":
-            return np.full(piece.shape, 1.0 if piece.init == "ones" else 0.0)
-        digest = hashlib.sha256(f"{self._seed}/{piece.name}".encode()).digest()
-        generator = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64))
-        raw = generator.random_raw(math.prod(piece.shape)) >> np.uint64(11)  # 53 bits: exact as float64
-        centred = raw.astype(np.float64) - (2.0**52 - 0.5)
-        half_width = self._gains.get(piece.name.rpartition(".")[2], 1.0) * math.sqrt(3.0 / piece.fan_in)
-        return (centred * (half_width / 2.0**52)).reshape(piece.shape)
+        return np.concatenate(list(self.read(piece, whole(piece.shape))))
 
 
 def build(shape: ModelShape = DEFAULT_SHAPE, seed: int = 0, max_positions: int = 4096) -> Decoder:

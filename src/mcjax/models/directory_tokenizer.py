@@ -29,9 +29,11 @@ class DirectoryTokenizer(CheckpointTokenizer):
     Special tokens are control tokens: they are taken out of what `encode` works with, and so is what would be put
     around every text. Of tokens with which an answer ends `generation_config.json` has the last word, then
     `config.json`, then the tokenizer. Raises `ConfigError` for files that are not there, damaged, or at odds.
+
+    `vocab`: of the model, which may know more ids than the tokenizer has tokens; those add nothing to a text.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, vocab: int = 0):
         file = path / TOKENIZER
         if not file.exists():
             problem = f"has no {TOKENIZER}, which text needs"
@@ -46,7 +48,7 @@ class DirectoryTokenizer(CheckpointTokenizer):
         said = read_object(path / "tokenizer_config.json", optional=True)
         special = {name: text for name in NAMED if (text := _text_of(said.get(name))) is not None}
         ends = _ends(path, known, special.get("eos_token"))
-        texts: list[str | None] = [None] * (max(known.values(), default=-1) + 1)
+        texts: list[str | None] = [None] * max(vocab, max(known.values(), default=-1) + 1)
         for text, index in known.items():
             texts[index] = text
         controls |= {str(texts[index]): index for index in ends}

@@ -54,7 +54,7 @@ class OrbaxWeights:
     def __call__(self, name: str, parameter: Parameter, sharding: Sharding | None = None) -> jax.Array:
         """The parameter `name`; its bytes are held against what was saved, where all of it lies in this process."""
         if sharding is None:
-            sharding = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
+            sharding = SingleDeviceSharding(jax.config.values["jax_default_device"] or jax.local_devices()[0])
         stored = self._directory.parameters[name]
         array = self._restored(name, stored, sharding)
         if array.is_fully_addressable and _digest(np.asarray(array)) != stored.digest:

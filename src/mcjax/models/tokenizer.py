@@ -23,7 +23,7 @@ def tokenizer_for(shape: ModelShape) -> Tokenizer:
 def from_checkpoint(checkpoint: str, vocab: int) -> Tokenizer:
     """The tokenizer in a checkpoint; bytes, if there is none. Raises `ConfigError` for one of more than `vocab` ids."""
     path = locate(checkpoint) if checkpoint else None
-    tokenizer = ByteTokenizer() if path is None or speaks_bytes(path) else _at(path)
+    tokenizer = ByteTokenizer() if path is None or speaks_bytes(path) else _at(path, vocab)
     if tokenizer.vocab_size > vocab:
         where = f" of {checkpoint}" if checkpoint else ""
         raise ConfigError("model.vocab", vocab, f"the tokenizer{where} has {tokenizer.vocab_size} tokens")
@@ -39,12 +39,12 @@ def speaks_bytes(path: Path) -> bool:
     return isinstance(said, dict) and cast("dict[str, object]", said).get("tokenizer_class") == BYTES
 
 
-def _at(path: Path) -> Tokenizer:
+def _at(path: Path, vocab: int) -> Tokenizer:
     # Here, so that bytes need none of the libraries.
     if path.is_dir():
         from mcjax.models.directory_tokenizer import DirectoryTokenizer
 
-        return DirectoryTokenizer(path)
+        return DirectoryTokenizer(path, vocab)
     from mcjax.models.bpe_tokenizer import BPETokenizer
     from mcjax.models.gguf_file import GGUFFile
 

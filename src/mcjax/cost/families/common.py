@@ -29,14 +29,14 @@ def sizes(fields: Fields) -> dict[str, Any]:
     }
 
 
-def grouped_heads(fields: Fields) -> dict[str, int]:
+def grouped_heads(fields: Fields) -> dict[str, Any]:
     """Key heads and their size: without a word of it, the width over the heads."""
     heads = fields.integer("num_attention_heads")
     share = fields.integer("hidden_size") // heads if heads else 0
     return {"kv_heads": fields.integer("num_key_value_heads"), "head_dim": fields.integer("head_dim", share)}
 
 
-def routed_experts(fields: Fields) -> dict[str, int]:
+def routed_experts(fields: Fields) -> dict[str, Any]:
     """How many there are and how many a token takes. Their number has two names, whichever wrote the file."""
     experts = fields.integer("num_local_experts", 0) or fields.integer("num_experts")
     fields.only("num_experts", experts)

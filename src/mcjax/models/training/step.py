@@ -26,7 +26,7 @@ GAINS = {"embedding": 0.3, "head": 0.3, "output": 0.3, "down": 0.3}
 class Recipe:
     """How a model is trained, but for the text. Every number of it is in the card."""
 
-    steps: int = 12000
+    steps: int
     seed: int = 0
     tokens_per_step: int = 1024
     row_tokens: int = 128
