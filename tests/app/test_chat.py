@@ -15,7 +15,13 @@ from conftest_app import ROOT
 from mcjax.app import chat
 
 EXACT = ("backend.numerics=invariant", "backend.prefill_widths=auto")
-SMALL = ("workload.max_tokens=40", "workload.ignore_eos=true", "backend.max_context_tokens=256", "backend.pages=32", "backend.pool_blocks=32")
+SMALL = (
+    "workload.max_tokens=40",
+    "workload.ignore_eos=true",
+    "backend.max_context_tokens=256",
+    "backend.pages=32",
+    "backend.pool_blocks=32",
+)
 QUESTION = "What is the colour of the sky over the sea?"
 
 

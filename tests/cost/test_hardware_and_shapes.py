@@ -47,7 +47,12 @@ def test_the_catalogue_reads_and_names_itself() -> None:
     for name in ("llama3-70b", "llama3-8b", "qwen3-32b"):
         assert model(name).name == name
     assert model("tiny") == ModelShape(
-        "builtin-tiny", 4, 128, 4, 2, 32, 384, 259, dtype_bytes=4, kv_dtype_bytes=4, max_context_tokens=2048
+        "builtin-tiny",
+        *(4, 128, 4, 2, 32, 384, 259),
+        dtype_bytes=4,
+        kv_dtype_bytes=4,
+        max_context_tokens=2048,
+        checkpoint="package:mcjax/models/trained/tiny",
     )
     with pytest.raises(ConfigError, match=r"hardware=b200x8.*a800x8"):
         hardware("b200x8")

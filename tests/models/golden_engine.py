@@ -116,7 +116,8 @@ def written(path: str, case: str, folder: Path) -> Path | None:
     if case not in gguf_families.ARCHITECTURES:
         return None
     architecture = gguf_families.ARCHITECTURES[case]
-    arrays = gguf_families.tensors(shape, architecture, given=SeededCheckpoint(shape).pieces())
+    source = SeededCheckpoint(shape)
+    arrays = gguf_families.tensors(shape, architecture, given={name: source.piece(name) for name in source.places})
     said = gguf_families.metadata(CASES[case], architecture)
     return gguf_families.write(target.with_suffix(".gguf"), architecture, said, arrays)
 
