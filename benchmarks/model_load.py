@@ -1,7 +1,7 @@
 """How long a model's weights take to their devices, and how much memory beside themselves. Linux.
 
     python benchmarks/model_load.py model=smollm2 --devices 4
-    python benchmarks/model_load.py model=hugging_face model.path=DIR
+    python benchmarks/model_load.py model=hf model.path=DIR
 
 On a CPU the devices' memory is the host's, so what counts as extra is the peak less what was there before, less the
 weights themselves. With `--cold` the files leave the page cache first. Prints one JSON object.

@@ -72,7 +72,7 @@ BAILIAN = {
     "hash_ids": [3, 4, 5],
 }
 TEXTS: dict[str, str] = {
-    "config.json": json.dumps(SHAPE),
+    "shape/config.json": json.dumps(SHAPE),
     "mooncake.jsonl": json.dumps(MOONCAKE),
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59,513,10",
     "burstgpt.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,4,8,12,API log",
@@ -89,7 +89,8 @@ TEXTS: dict[str, str] = {
 
 def write_needed(folder: Path) -> None:
     """The files that options read."""
-    (folder / "servegen").mkdir()
+    for inner in ("servegen", "shape"):
+        (folder / inner).mkdir()
     for name, text in TEXTS.items():
         (folder / name).write_text(f"{text}\n")
     write(MACHINE, folder / "measured.json")
@@ -123,7 +124,7 @@ def overrides_for(option: str, folder: Path) -> list[str]:
         "cost/measured": [f"cost.path={folder / 'measured.json'}"],
         "cost/aiconfigurator": ["hardware=h100x8", "model=qwen3-32b"],
         "model/gguf": [f"model.path={folder / 'small.gguf'}"],
-        "model/hf": [f"model.path={folder / 'config.json'}"],
+        "model/hf": [f"model.path={folder / 'shape'}"],
         "workload/slice": [f"workload.of.path={files['mooncake']}"],
         "workload/reblocked": [f"workload.of.path={files['mooncake']}"],
         "workload/superposed": ["+workload@workload.parts.one=chat"],

@@ -14,6 +14,7 @@ from mcjax.backends.jax.compilation import Watch
 from mcjax.backends.jax.executor import JaxExecutor
 from mcjax.backends.jax.placement import Place
 from mcjax.backends.jax.programs import Geometry, Programs
+from mcjax.cost.model_shape import ModelShape
 from mcjax.engine.base import Kind, Progress, StepItem, StepPlan
 from mcjax.models import builtin
 from mcjax.types import Recorder, Sampling
@@ -30,8 +31,8 @@ class Lab:
 
     geometry = Geometry(pages=40, page_tokens=8, max_batch=4, chunk_tokens=32, max_context_tokens=200)
 
-    def __init__(self) -> None:
-        self.model = builtin.build(max_positions=self.geometry.max_context_tokens)
+    def __init__(self, shape: ModelShape = builtin.DEFAULT_SHAPE) -> None:
+        self.model = builtin.build(shape, max_positions=self.geometry.max_context_tokens)
         self.programs = Programs(self.model, self.geometry)
         self.executors: list[JaxExecutor] = []
 

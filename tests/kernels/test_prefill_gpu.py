@@ -58,7 +58,7 @@ def test_prefill_over_ragged_batches(data) -> None:
 
 
 @pytest.mark.check_long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_prefill_over_many_ragged_batches(data) -> None:
     shape = data.draw(st.sampled_from([SMALL_PAGES, LARGE_PAGES]))

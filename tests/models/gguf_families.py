@@ -113,10 +113,12 @@ def _latent(config: Mapping[str, Any], older: bool) -> dict[str, Any]:
     }
 
 
-def tensors(shape: ModelShape, architecture: str, older: bool = False) -> dict[str, np.ndarray]:
-    """By name, rows first; `older`: a tensor an expert, and keys and values of a latent in one."""
+def tensors(
+    shape: ModelShape, architecture: str, older: bool = False, given: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """By name, rows first; `older`: a tensor an expert, and keys and values of a latent in one. `given`: the pieces."""
     result: dict[str, np.ndarray] = {}
-    given = weights(shape)
+    given = weights(shape) if given is None else given
     for name, weight in given.items():
         if name in ("embedding", "head"):
             result[{"embedding": "token_embd.weight", "head": "output.weight"}[name]] = weight

@@ -14,7 +14,6 @@ from layer_fixtures import Drawn, padded_step
 
 from mcjax.cost.architecture import Routing
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import parameters
 from mcjax.models.layers.experts import Experts, route
 from mcjax.models.layers.grouped import grouped
 from mcjax.models.quantised import QuantArray
@@ -80,7 +79,7 @@ def test_a_layer_is_its_tokens_one_by_one(flat: bool, shared: int) -> None:
     routing = ROUTINGS["groups"]
     wanted = shape(routing, shared_experts=shared)
     source = Drawn()
-    layer = Experts(wanted, Maker(parameters(wanted), source), "blocks.0.feed_forward")
+    layer = Experts(wanted, Maker(wanted, source), "blocks.0.feed_forward")
     x = np.random.default_rng(2).normal(size=(3, 5, 48)).astype(np.float32)
     got = np.asarray(jax.jit(lambda x: layer(x, padded_step((3, 5), flat)))(x))
 
@@ -102,7 +101,7 @@ def test_a_layer_is_its_tokens_one_by_one(flat: bool, shared: int) -> None:
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def layer(request: pytest.FixtureRequest) -> Any:
     wanted = shape(ROUTINGS["groups"], shared_experts=1, dtype_bytes=4 if request.param == "float32" else 2)
-    made = Experts(wanted, Maker(parameters(wanted), Drawn(wanted.dtype)), "blocks.0.feed_forward")
+    made = Experts(wanted, Maker(wanted, Drawn(wanted.dtype)), "blocks.0.feed_forward")
     return jax.jit(lambda x: made(x.astype(wanted.dtype), padded_step(x.shape[:2])).astype(jnp.float32))
 
 

@@ -81,7 +81,7 @@ def test_rotary_factors_of_llama_3_1_are_its_scaling(tmp_path: Path) -> None:
         ("qwen3_moe", "experts_per_token", {"experts_per_token": 3}),
         ("gemma2", "attention_soft_cap", {"attention_soft_cap": 6.0}),
         ("gemma3", "layer_windows", {"layer_windows": ()}),
-        ("deepseek_v3", "latent.rope_dim", {}),
+        ("deepseek_v3", "latent.kv_rank", {}),
         ("deepseek_v3", "routing.groups", {}),
     ],
 )
@@ -89,8 +89,8 @@ def test_a_shape_that_differs_is_refused_by_field(
     tmp_path: Path, case: str, field: str, changes: dict[str, Any]
 ) -> None:
     shape, path = made(tmp_path, case)
-    if field == "latent.rope_dim":
-        changes = {"latent": dataclasses.replace(shape.latent, rope_dim=10)}
+    if field == "latent.kv_rank" and shape.latent:
+        changes = {"latent": dataclasses.replace(shape.latent, kv_rank=10)}
     if field == "routing.groups":
         changes = {"routing": dataclasses.replace(shape.routing, groups=2)}
     with pytest.raises(ConfigError, match=rf"model\.{field}=.*{case}\.gguf has"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -39,7 +40,7 @@ def blocks(values: np.ndarray, size: int) -> np.ndarray:
     return values.reshape(ROWS, WIDTH // size, size)
 
 
-def half(values: np.ndarray) -> np.ndarray:
+def half(values: Any) -> Any:
     """Scales are stored in float16."""
     return values.astype(np.float16).astype(np.float32)
 

@@ -12,7 +12,6 @@ from layer_fixtures import Drawn
 
 from mcjax.cost.architecture import Latent
 from mcjax.cost.model_shape import ModelShape
-from mcjax.cost.parameters import parameters
 from mcjax.kernels.base import Site
 from mcjax.kernels.choice import KernelChoice
 from mcjax.kernels.sets import kernel_set
@@ -68,7 +67,7 @@ def test_absorbed_attention_in_chunks_is_that_of_the_paper(query_rank: int, quer
     """Two rows of unequal lengths, in chunks and then token by token; a layer that is not the first."""
     wanted = shape(query_rank, query_scale)
     source = Drawn()
-    layer = LatentAttention(wanted, Maker(parameters(wanted), source), "blocks.1.attention", 1)
+    layer = LatentAttention(wanted, Maker(wanted, source), "blocks.1.attention", 1)
     kernels = kernel_set(KernelChoice(prefill="reference", decode="reference"), Site(Target("tpu", interpret=True)))
     table = rotary_table(wanted.rotary, LATENT.rope_dim, 64)
     lengths, chunk = [23, 15], 6

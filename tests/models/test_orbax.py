@@ -23,7 +23,9 @@ from mcjax.models.decoder import Decoder
 from mcjax.models.orbax_directory import DESCRIPTION, read_directory
 from mcjax.models.orbax_weights import OrbaxWeights, save, weights_of
 
-CASES = ("llama-tied", "gemma3", "deepseek_v3")
+jax.config.update("jax_num_cpu_devices", 4)  # before anything here computes; more of them where XLA_FLAGS say so
+
+CASES = ("llama-tied", pytest.param("gemma3", marks=pytest.mark.check_long), "deepseek_v3")
 
 
 def shape_of(case: str, **changes: Any) -> ModelShape:
@@ -52,15 +54,14 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 @pytest.mark.parametrize("case", CASES)
 def test_restored_onto_other_meshes(tmp_path: Path, case: str) -> None:
-    shape = shape_of(case)
+    shape = shape_of(case, **({} if case.startswith("deepseek") else {"num_hidden_layers": 1}))
     seeded, declared = SeededWeights(shape, 3), parameters(shape)
     save(tmp_path / "two", shape, lambda name, parameter: seeded(name, parameter, over(2, parameter)))
     directory = read_directory(tmp_path / "two")
     assert directory.shape.identity() == shape.identity()
-    for devices in (1, 4, 8):
+    for devices in (1, 4, 8)[: 3 if len(jax.devices()) >= 8 else 2]:
         source = OrbaxWeights(directory, shape)
         for name, parameter in declared.items():
             sharding = over(devices, parameter)
@@ -104,10 +105,12 @@ def test_nothing_is_overwritten_and_broken_numbers_are_not_saved(saved: Path, tm
 
 
 def load(path: Path) -> None:
+    """The last block of a model."""
     directory = read_directory(path)
     source = OrbaxWeights(directory, directory.shape)
     for name, parameter in parameters(directory.shape).items():
-        source(name, parameter)
+        if name.startswith("blocks.1."):
+            source(name, parameter)
 
 
 def test_another_shape_is_refused_by_field(saved: Path) -> None:
@@ -146,6 +149,7 @@ def test_parts_that_are_missing(copied: Path) -> None:
         read_directory(copied)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves coroutines behind
 def test_weights_that_are_missing_or_damaged(saved: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(saved, tmp_path / "gone"))
     shutil.rmtree(path / "weights" / "blocks.1")

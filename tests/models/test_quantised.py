@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcjax.cost.formulas import weight_read_bytes
 from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
 from mcjax.models import builtin
@@ -79,6 +80,7 @@ def test_a_model_holds_int8_where_it_says_and_counts_so() -> None:
     assert isinstance(model.final_norm.gain[...], jax.Array)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(model)) - model.rotary[...].nbytes
     assert held == shape.weight_bytes
+    assert weight_read_bytes(builtin.DEFAULT_SHAPE, 1) == 4 * weight_read_bytes(shape, 1)
     declared = parameters(shape)
     assert not any(declared[name].summed for name in declared if name.endswith("gain"))
 

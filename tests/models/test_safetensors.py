@@ -22,7 +22,8 @@ from mcjax.cost.parameters import parameters
 from mcjax.errors import ConfigError
 from mcjax.models import catalogue
 from mcjax.models.hugging_face import Dialect, dialect, stored
-from mcjax.models.pieces import joined, pieces
+from mcjax.models.pieces import joined, pieces, whole
+from mcjax.models.safetensors_directory import SafetensorsDirectory
 
 # Before anything here computes.
 
@@ -269,3 +270,27 @@ def test_a_snapshot_in_the_cache_of_the_hub(good: Path, tmp_path: Path) -> None:
     assert (shape.name, shape.checkpoint) == ("abc", str(snapshot.resolve()))
     assert catalogue.fingerprint(shape, 0) == catalogue.fingerprint(ModelShape.read(str(good)), 0)
     catalogue.load(shape, 0, 8)
+
+
+def test_a_shard_reads_its_own_experts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIGS["qwen3_moe"]
+    shape = small.shape_of(config, small.write(tmp_path, config))
+    read: list[str] = []
+    tensor = SafetensorsDirectory.tensor
+
+    def noted(directory: SafetensorsDirectory, name: str) -> Any:
+        read.append(name)
+        return tensor(directory, name)
+
+    monkeypatch.setattr(SafetensorsDirectory, "tensor", noted)
+    source: Any = catalogue.source(shape)
+    name = "blocks.1.feed_forward.gate_up"
+    parameter = parameters(shape)[name]
+    mesh = Mesh(np.array(jax.devices()[:4]), ("expert",), axis_types=(AxisType.Auto,))
+    source(name, parameter, NamedSharding(mesh, PartitionSpec("expert")))
+    assert len(read) == len(set(read)) == 2 * parameter.shape[0]
+    read.clear()
+    _, *inside = whole(parameter.shape)
+    source.part(name, parameter, (slice(2, 4), *inside))
+    experts = "model.layers.1.mlp.experts."
+    assert sorted(read) == sorted(f"{experts}{at}.{part}_proj.weight" for at in (2, 3) for part in ("gate", "up"))

@@ -5,84 +5,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
+from golden_engine import MESHES, ROWS, largest_error, logits, place, programs
 from numpy.typing import NDArray
-from seeded_checkpoint import CONTEXT_TOKENS, PROMPT_TOKENS, SeededCheckpoint, shape_of, tokens_of
+from seeded_checkpoint import shape_of
 
-from mcjax.backends.jax.placement import Place
-from mcjax.backends.jax.programs import Geometry, Programs, pack_row
+from mcjax.backends.jax.placed_weights import PlacedWeights
 from mcjax.cost.model_shape import ModelShape
 from mcjax.cost.parameters import parameters
 from mcjax.kernels.axes import DATA, EXPERT, GROUP, TENSOR
-from mcjax.models.decoder import Decoder
+from mcjax.models import catalogue
 from mcjax.models.sharding import Rules, name_of
 
-CHUNK, ROWS, PAGE_TOKENS = 16, 2, 8
-GEOMETRY = Geometry(16, PAGE_TOKENS, ROWS, CHUNK, CONTEXT_TOKENS)
-PER_ROW = CONTEXT_TOKENS // PAGE_TOKENS
-LENGTHS = (PROMPT_TOKENS, 23)
 BOUND = 2e-5
 """Of the relative norm of logits in float32, as the parity with transformers has it."""
-
-
-def place(devices: int, expert: int = 1, data: int = 1) -> Place:
-    return Place(tuple(jax.local_devices()[:devices]), expert, data)
-
-
-# Two key heads: of six devices three share one. The vocabulary is odd, and six devices do not divide the widths.
-DENSE = {"tensor 2": (2,), "kv_heads < tensor": (6,)}
-EXPERTS = {"tensor 2": (2,), "expert 4": (4, 4), "expert 4 x tensor 2": (8, 4)}
-LATENT = {"tensor 4": (4,), "expert 4": (4, 4), "expert 4 x tensor 2": (8, 4)}
-CASES = {
-    **dict.fromkeys(("llama", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"), DENSE),
-    **dict.fromkeys(("mixtral", "qwen3_moe"), EXPERTS),
-    "deepseek_v3": LATENT,
-}
-QUICK = {("llama", "kv_heads < tensor"), ("qwen3_moe", "expert 4 x tensor 2")}
-
-
-@cache
-def programs(case: str, quantisation: str = "none") -> Programs:
-    shape = replace(shape_of(case), quantisation=quantisation)
-    return Programs(Decoder(shape, CONTEXT_TOKENS, SeededCheckpoint(shape)), GEOMETRY)
-
-
-def teacher_forced(made: Programs, where: Place, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """`[rows, 3 chunks + steps, V]`: logits behind each chunk of each row's prompt, then of both rows' next tokens."""
-    here = made.on(where)
-    pages: Any = here.new_pages()
-    shuffled = np.random.default_rng(3).permutation(ROWS * PER_ROW).reshape(ROWS, PER_ROW).tolist()
-    found: list[list[Any]] = [[], []]
-    for row, length in enumerate(LENGTHS):
-        for start in range(0, PROMPT_TOKENS, CHUNK):
-            some = tokens[row, start : min(start + CHUNK, length)]
-            packed = pack_row(CHUNK, len(some), start, some, shuffled[row], GEOMETRY)
-            logits, pages = here.model(1, CHUNK)(here.weights, pages, packed[None])
-            found[row].append(np.asarray(logits[0]) if len(some) else np.zeros(made.shape.vocab, np.float32))
-    for step in range(4):
-        rows = [
-            pack_row(1, 1, length + step, tokens[row, length + step : length + step + 1], shuffled[row], GEOMETRY)
-            for row, length in enumerate(LENGTHS)
-        ]
-        logits, pages = here.model(ROWS, 1)(here.weights, pages, np.stack(rows))
-        for row in range(ROWS):
-            found[row].append(np.asarray(logits[row]))
-    return np.array(found)
+QUICK = {("llama", "key heads < tensor"), ("qwen3_moe", "expert 4 x tensor 2")}
 
 
 @cache
 def of_one_device(case: str, quantisation: str = "none") -> NDArray[np.float32]:
-    return teacher_forced(programs(case, quantisation), place(1), tokens_of(case, ROWS))
+    return logits(programs(case, quantisation), place(1), case)
 
 
 def same_within_rounding(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
     """Logits within the bound; another most likely token only where two lie closer than twice the difference."""
     assert np.isfinite(found).all()
-    assert np.linalg.norm(found - wanted) <= BOUND * np.linalg.norm(wanted)
+    assert largest_error(found, wanted) <= BOUND
     tolerance = np.abs(found - wanted).max()
     ours, theirs = found.argmax(-1), wanted.argmax(-1)
     gap = np.take_along_axis(wanted, theirs[..., None], -1) - np.take_along_axis(wanted, ours[..., None], -1)
@@ -93,13 +43,13 @@ def same_within_rounding(found: NDArray[np.float32], wanted: NDArray[np.float32]
     ("case", "mesh"),
     [
         pytest.param(case, mesh, marks=[] if (case, mesh) in QUICK else pytest.mark.check_long, id=f"{case}, {mesh}")
-        for case, meshes in CASES.items()
+        for case, meshes in MESHES.items()
         for mesh in meshes
     ],
 )
 def test_a_mesh_computes_what_one_device_does(case: str, mesh: str) -> None:
-    where = place(*CASES[case][mesh])
-    found = teacher_forced(programs(case), where, tokens_of(case, ROWS))
+    where = place(*MESHES[case][mesh])
+    found = logits(programs(case), where, case)
     same_within_rounding(found, of_one_device(case))
 
 
@@ -108,7 +58,7 @@ def test_rows_of_a_batch_go_over_devices_with_weights_and_pages_on_each() -> Non
     where = place(4, data=2)
     here = programs("llama").on(where)
     assert here.place.rows(programs("llama").shape, ROWS).shard_shape((ROWS, 5)) == (1, 5)
-    found = teacher_forced(programs("llama"), where, tokens_of("llama", ROWS))
+    found = logits(programs("llama"), where, "llama")
     same_within_rounding(found, of_one_device("llama"))
 
 
@@ -116,7 +66,7 @@ def test_rows_of_a_batch_go_over_devices_with_weights_and_pages_on_each() -> Non
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe", "deepseek_v3"])
 def test_int8_weights_lie_on_a_mesh_with_their_scales(case: str) -> None:
     made, where = programs(case, "int8"), place(4, expert=1 if case == "llama" else 2)
-    found = teacher_forced(made, where, tokens_of(case, ROWS))
+    found = logits(made, where, case)
     same_within_rounding(found, of_one_device(case, "int8"))
     of_scales = [
         weight.sharding.spec
@@ -139,6 +89,16 @@ def test_int8_scales_are_cut_as_channels_are() -> None:
     assert lies[f"{name}.gate_up", "scales"] == (1, 2, 40)
     assert lies[f"{name}.down", "numbers"] == (40, 48)  # what is summed over is cut, and has no scales
     assert lies[f"{name}.down", "scales"] == (1, 48)
+
+
+def test_weights_are_quantised_on_their_way_to_the_devices() -> None:
+    shape = replace(shape_of("llama"), quantisation="int8")
+    whole = PlacedWeights(catalogue.load(shape, 0, 8).model)
+    placed = PlacedWeights(catalogue.outline(shape, 8), catalogue.source(shape)).on(place(2))
+    assert len(placed) == len(whole.leaves)
+    for path, ours, theirs in zip(whole.paths, placed, whole.leaves, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg=str(path))
+        assert ours.sharding == place(2).weight(path, theirs.shape, shape)
 
 
 def test_what_lies_where() -> None:

@@ -90,8 +90,8 @@ class GGUFFile:
             raise ConfigError(KEY, self.path, f"its metadata {key} must be a list of {kind.__name__}")
         return values
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor, dequantised, rows first (`[out, in]`).
+    def tensor(self, name: str, part: slice | None = None) -> NDArray[np.float32]:
+        """A tensor, dequantised, rows first (`[out, in]`); `part`: of its first dimension, so much and no more.
 
         Raises `ConfigError` if it is not there, or of a type that cannot be dequantised; `MissingExtra` without `gguf`.
         """
@@ -109,7 +109,9 @@ class GGUFFile:
         end = place.offset + math.prod(rows) * row_bytes
         if width % together or end > len(self._data):
             raise self.damaged(f"{name}, {list(place.shape)} of {kind.name}, ends at byte {end} of {len(self._data)}")
-        stored = np.asarray(self._data[place.offset : end]).reshape(-1, row_bytes)
+        stored = np.asarray(self._data[place.offset : end]).reshape(*rows, row_bytes)[part or slice(None)]
+        shape = (*stored.shape[:-1], width)
+        stored = stored.reshape(-1, row_bytes)
         numbers = np.empty((len(stored), width), np.float32)
         step = max(1, DEQUANTISED_BYTES // (4 * max(width, 1)))
         try:
@@ -118,7 +120,7 @@ class GGUFFile:
             if hasattr(mmap, "MADV_DONTNEED"):  # what was read need not stay in memory
                 begin = place.offset - place.offset % mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-            return numbers.reshape(place.shape)
+            return numbers.reshape(shape)
         except NotImplementedError:
             problem = f"its tensor {name} is of type {kind.name}, which gguf cannot dequantise"
             raise ConfigError(KEY, self.path, problem) from None

@@ -19,6 +19,9 @@ from mcjax.models.gguf_shape import FREQUENCY_FACTORS, check
 from mcjax.models.piece_weights import PieceWeights
 from mcjax.models.pieces import Piece, Window, pieces
 
+ROWS = 2048
+"""Of embeddings and output weights, dequantised at a time."""
+
 
 class GGUFWeights(PieceWeights):
     """Implements `mcjax.models.weights.PlacedSource`: dequantised to float32, then of the shape's dtype.
@@ -41,8 +44,15 @@ class GGUFWeights(PieceWeights):
             if name not in used:
                 raise ConfigError(KEY, file.path, f"holds the tensor {name}, which this architecture has no use for")
 
-    def read(self, piece: Piece, window: Window) -> list[NDArray[np.float32]]:
-        return [self.piece(piece)[window]]
+    def read(self, piece: Piece, window: Window) -> Iterator[NDArray[np.float32]]:
+        if piece.name not in ("embedding", "head"):
+            yield self.piece(piece)[window]
+            return
+        inside = tensor_name(self._shape, piece.name)  # the largest by far: some rows at a time
+        self._check(inside, self._file.tensor_shape(inside), piece.shape, piece)
+        for start in range(window[0].start, window[0].stop, ROWS):
+            rows = slice(start, min(start + ROWS, window[0].stop))
+            yield self._file.tensor(inside, rows)[:, *window[1:]]
 
     def origin(self, piece: Piece) -> tuple[str, object, str]:
         return KEY, self._file.path, f"its tensor {tensor_name(self._shape, piece.name)}"
@@ -55,7 +65,7 @@ class GGUFWeights(PieceWeights):
         if kind == "gain":
             gain = self._tensor(piece.name, piece.shape, piece)
             return gain - 1 if self._shape.unit_offset_norms else gain  # the converter adds the one
-        if kind in ("embedding", "head", "router_bias"):
+        if kind == "router_bias":
             return self._tensor(piece.name, piece.shape, piece)
         if kind in ("query_bias", "key_bias", "value_bias"):
             rows = self._tensor(piece.name, (math.prod(piece.shape),), piece)[:, None]
@@ -78,11 +88,13 @@ class GGUFWeights(PieceWeights):
         return self._read(tensor_name(self._shape, name), stored, piece)
 
     def _read(self, inside: str, stored: tuple[int, ...], piece: Piece) -> NDArray[np.float32]:
-        rows = self._file.tensor(inside)
-        if rows.shape != stored:
-            problem = f"its tensor {inside} is {list(rows.shape)}, and {piece.name} must be {list(piece.shape)}"
+        self._check(inside, self._file.tensor_shape(inside), stored, piece)
+        return self._file.tensor(inside)
+
+    def _check(self, inside: str, found: tuple[int, ...], wanted: tuple[int, ...], piece: Piece) -> None:
+        if found != wanted:
+            problem = f"its tensor {inside} is {list(found)}, and {piece.name} must be {list(piece.shape)}"
             raise ConfigError(KEY, self._file.path, problem)
-        return rows
 
     def _heads(self, rows: Float[np.ndarray, "HD E"], heads: int, kind: str) -> Float[np.ndarray, "H D E"]:
         """Rows by head; those that turn, in our order."""

@@ -104,7 +104,8 @@ def _shape(file: Path, said: object, checkpoint: str) -> ModelShape:
         if name not in known:
             raise ConfigError(KEY, file, f"its shape has the field {name}, which this version does not know")
     try:
-        return ModelShape(**values | {"checkpoint": checkpoint})
+        values["checkpoint"] = checkpoint
+        return ModelShape(**values)
     except (TypeError, ConfigError) as problem:
         raise ConfigError(KEY, file, f"its shape cannot be read: {problem}") from None
 

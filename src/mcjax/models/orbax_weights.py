@@ -50,26 +50,31 @@ class OrbaxWeights:
         self._directory = directory
         self._dtype = jnp.dtype(shape.dtype)
         self._checkpointer = _checkpointer()
+        self._read: dict[str, NDArray[Any]] = {}
 
     def __call__(self, name: str, parameter: Parameter, sharding: Sharding | None = None) -> jax.Array:
-        """The parameter `name`; its bytes are held against what was saved, where all of it lies in this process."""
+        """The parameter `name`; each device gets its shard and no more. Its bytes are held against what was saved."""
         if sharding is None:
-            sharding = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
-        stored = self._directory.parameters[name]
-        array = self._restored(name, stored, sharding)
-        if array.is_fully_addressable and _digest(np.asarray(array)) != stored.digest:
+            sharding = SingleDeviceSharding(jax.config.values["jax_default_device"] or jax.local_devices()[0])
+        if name not in self._read:
+            self._read = {}  # of the part before
+            self._read = self._restored(name)
+        stored, host = self._directory.parameters[name], self._read.pop(name)
+        if host.dtype != jnp.dtype(stored.dtype) or host.shape != parameter.shape or _digest(host) != stored.digest:
             raise self._damaged(name, "its bytes are not those that were saved")
-        return array.astype(self._dtype)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index]).astype(self._dtype)
 
-    def _restored(self, name: str, stored: Stored, sharding: Sharding) -> jax.Array:
+    def _restored(self, name: str) -> dict[str, NDArray[Any]]:
+        """All that is in the part of a parameter, in the host's memory: Orbax takes long to begin."""
         import orbax.checkpoint as ocp
 
-        wanted = jax.ShapeDtypeStruct(stored.shape, jnp.dtype(stored.dtype), sharding=sharding)
-        tree = {inside_of(name): wanted}
-        place = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=stored.shape, dtype=wanted.dtype)
-        arguments = ocp.args.PyTreeRestore(tree, restore_args={inside_of(name): place}, partial_restore=True)
+        part = part_of(name)
+        names = {inside_of(each): each for each in self._directory.parameters if part_of(each) == part}
+        places = {inside: ocp.RestoreArgs(restore_type=np.ndarray) for inside in names}
+        arguments = ocp.args.PyTreeRestore(dict.fromkeys(names, 0), restore_args=places)
         try:
-            return self._checkpointer.restore(self._directory.part(name).resolve(), args=arguments)[inside_of(name)]
+            found = self._checkpointer.restore(self._directory.part(name).resolve(), args=arguments)
+            return {each: np.asarray(found[inside]) for inside, each in names.items()}
         except Exception as problem:  # Orbax and tensorstore raise nothing more exact
             raise self._damaged(name, str(problem).strip().partition("\n")[0][:200]) from problem
 

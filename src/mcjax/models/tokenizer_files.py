@@ -15,11 +15,13 @@ from mcjax.models.byte_tokenizer import ByteTokenizer
 from mcjax.models.checkpoint import locate
 from mcjax.models.checkpoint_tokenizer import byte_of_letter
 from mcjax.models.gguf_file import GGUFFile
+from mcjax.models.tokenizer import speaks_bytes
 
 COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "chat_template.json", "generation_config.json", "tokenizer.model", "vocab.json", "merges.txt",
 )  # fmt: skip
+MERGES = "tokenizer.ggml.merges"
 ADDED = 4
 """The type of a token that was added as text, in `tokenizer.ggml.token_type`."""
 BYTES_TEMPLATE = (
@@ -35,9 +37,9 @@ def write_tokenizer(checkpoint: str, folder: Path) -> dict[str, Any]:
     Returns the token ids that `config.json` names. Raises `ConfigError` for a GGUF file with a tokenizer that is not
     read here.
     """
-    if not checkpoint:
+    path = locate(checkpoint) if checkpoint else None
+    if path is None or speaks_bytes(path):
         return _bytes(folder)
-    path = locate(checkpoint)
     if path.is_file():
         return _from_gguf(GGUFFile(path), folder)
     for name in COPIED:
@@ -51,7 +53,7 @@ def write_tokenizer(checkpoint: str, folder: Path) -> dict[str, Any]:
 def _from_gguf(file: GGUFFile, folder: Path) -> dict[str, Any]:
     BPETokenizer(file)  # refuses what would be read wrongly
     texts, types = file.texts("tokenizer.ggml.tokens"), file.wholes("tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ", 1)) for merge in file.texts("tokenizer.ggml.merges")]
+    merges = [(first, second) for first, _, second in (merge.partition(" ") for merge in file.texts(MERGES))]
     tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=merges))
     digits = pre_tokenizers.Digits(individual_digits=True)
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,7 +76,7 @@ def _bytes(folder: Path) -> dict[str, Any]:
     controls = {"<|begin|>": ByteTokenizer.begin, "<|end|>": ByteTokenizer.end, "<|padding|>": ByteTokenizer.padding}
     tokenizer = Tokenizer(models.BPE(vocab=byte_of_letter() | controls, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    special = dict(zip(("bos_token", "eos_token", "pad_token"), controls, strict=True))
+    special: dict[str, str] = dict(zip(("bos_token", "eos_token", "pad_token"), controls, strict=True))
     _save(folder, tokenizer, [(text, True) for text in controls], special, BYTES_TEMPLATE)
     return {"bos_token_id": ByteTokenizer.begin, "eos_token_id": ByteTokenizer.end}
 

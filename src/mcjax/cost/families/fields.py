@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from mcjax.errors import ConfigError
@@ -75,10 +75,10 @@ class Fields:
 
     def sequence(self, key: str) -> list[Any]:
         """Empty where it is absent."""
-        value = self._get(key, [])
-        if isinstance(value, str | bytes) or not hasattr(value, "__iter__") or isinstance(value, Mapping):
-            raise self._refused(key, value, "a list")
-        return list(value)
+        value: object = self._get(key, [])
+        if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+            raise self._refused(key, cast("object", value), "a list")
+        return list(cast("Iterable[Any]", value))
 
     def part(self, key: str) -> Fields | None:
         """A mapping inside, whose fields have to be asked for too; None where it is absent or empty."""

@@ -1,4 +1,4 @@
-"""The one product of activations with weights, and that of rows which have a weight each."""
+"""The one product of activations with weights."""
 
 from __future__ import annotations
 

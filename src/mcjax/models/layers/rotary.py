@@ -14,14 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from mcjax.cost.architecture import SCALINGS, Rope
+from mcjax.cost.architecture import Rope
 from mcjax.errors import ConfigError
 
 
 def rotary_table(rope: Rope, dim: int, length: int) -> Float[Array, "S 2 D/2"]:
     """Cosine and sine of every position below `length`, for heads that turn `dim` numbers.
 
-    Raises `ConfigError` for a scaling that is not known, or lacks a number that it needs.
+    Raises `ConfigError` for `dynamic` scaling of heads too small for it.
     """
     positions = np.arange(length, dtype=np.float64)
     angles = positions[:, None] * frequencies(rope, dim, positions)
@@ -31,7 +31,8 @@ def rotary_table(rope: Rope, dim: int, length: int) -> Float[Array, "S 2 D/2"]:
 
 def frequencies(rope: Rope, dim: int, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Radians a position, `[D/2]`; of `dynamic`, `[S, D/2]`: those of each position."""
-    _check(rope, dim)
+    if rope.scaling == "dynamic" and dim <= 2:
+        raise ConfigError("model.rope.scaling", rope.scaling, f"needs heads of more than 2 numbers, not {dim}")
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
     plain = rope.theta**-exponents
     match rope.scaling:
@@ -60,17 +61,6 @@ def attention_factor(rope: Rope) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
     return temperature(1.0)
-
-
-def _check(rope: Rope, dim: int) -> None:
-    if rope.scaling not in SCALINGS:
-        raise ConfigError("rope.scaling", rope.scaling, "not supported", SCALINGS)
-    if rope.scaling != "none" and rope.factor <= 0:
-        raise ConfigError("rope.factor", rope.factor, "must be above 0")
-    if rope.scaling in ("dynamic", "llama3", "yarn") and rope.original_context_tokens <= 0:
-        raise ConfigError("rope.original_context_tokens", rope.original_context_tokens, f"{rope.scaling} needs it")
-    if rope.scaling == "dynamic" and dim <= 2:
-        raise ConfigError("rope.scaling", rope.scaling, f"needs heads of more than 2 numbers, not {dim}")
 
 
 def _dynamic(rope: Rope, dim: int, positions: NDArray[np.float64]) -> NDArray[np.float64]:
