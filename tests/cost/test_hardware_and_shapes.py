@@ -166,7 +166,7 @@ def test_a_directory_with_weights_is_the_checkpoint(tmp_path: Path) -> None:
 def test_catalogue_equals_what_was_published(name: str) -> None:
     """All but llama3-8b, whose catalogue leaves out the stretching of positions."""
     shape = model(name)
-    widths = {"dtype_bytes": shape.dtype_bytes, "kv_dtype_bytes": shape.kv_dtype_bytes}
+    widths: dict[str, Any] = {"dtype_bytes": shape.dtype_bytes, "kv_dtype_bytes": shape.kv_dtype_bytes}
     assert ModelShape.from_hugging_face(PUBLISHED[name], name, **widths) == shape
 
 

@@ -69,7 +69,7 @@ def case(
 
 
 @functools.cache
-def attention(name: str, layout: str, capped: bool = False, windowed: bool = True) -> Any:
+def attention(name: str, layout: Any, capped: bool = False, windowed: bool = True) -> Any:
     """Compiled once for all numbers that the options may have."""
 
     def attend(arrays: Any, window: Any, soft_cap: Any, scale: Any) -> Any:
@@ -129,7 +129,9 @@ def test_blocks_outside_of_every_window_change_no_bit(steps: int, merged: bool) 
 
     @jax.jit
     def attend(positions: Any) -> Any:
-        return blockwise.paged_attention(queries, jnp.asarray(pages), 1, jnp.asarray(table), positions, window=window)
+        return blockwise.paged_attention(
+            jnp.asarray(queries), jnp.asarray(pages), 1, jnp.asarray(table), positions, window=window
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "MERGED_TOKENS", 7 if merged else 0)

@@ -7,6 +7,7 @@ Needs the extra `parity`. Numbers of weights and tokens follow from names, so a 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from seeded_checkpoint import GOLDEN_ROWS, golden_file, tokens_of
@@ -20,7 +21,7 @@ def main() -> None:
     for case in CONFIGS:
         model = transformers_model(case)
         tokens = tokens_of(case)
-        logits = {
+        logits: dict[str, Any] = {
             f"row{row}": transformers_logits(model, tokens[row])[np.array(GOLDEN_ROWS[row].positions)]
             for row in range(len(GOLDEN_ROWS))
         }

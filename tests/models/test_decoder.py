@@ -20,6 +20,7 @@ from mcjax.kernels.target import Target
 from mcjax.models import builtin
 from mcjax.models.decoder import Decoder, check_served
 from mcjax.models.layers.linear import einsum
+from mcjax.models.pieces import whole
 
 SHAPE = ModelShape(
     "small", layers=2, d_model=48, heads=6, kv_heads=2, head_dim=16, d_ff=80, vocab=97,
@@ -30,16 +31,17 @@ SHAPE = ModelShape(
 class Recorded(builtin.SeededWeights):
     """Keeps the pieces by name, for the dense model. Gains are made unlike one another."""
 
+    def drawn(self, piece):
+        return np.concatenate(list(super().read(piece, whole(piece.shape))))
+
     def __init__(self, shape, seed):
         super().__init__(shape, seed)
         self.by_name = {}
 
-    def numbers(self, piece):
-        weight = super().numbers(piece)
-        if piece.init == "ones":
-            weight = weight * (1 + np.arange(len(weight)) / len(weight))
+    def read(self, piece, window):
+        weight = self.drawn(piece) if piece.init != "ones" else 1 + np.arange(piece.shape[0]) / piece.shape[0]
         self.by_name[piece.name] = weight.astype(np.float32).astype(np.float64)
-        return weight
+        yield weight
 
 
 def dense(shape, weights, tokens):

@@ -88,8 +88,8 @@ def test_text_is_a_function_of_the_files(library: Path, text: Corpus, tmp_path: 
 
 def test_nothing_held_out_is_learnt(library: Path, text: Corpus) -> None:
     """A paragraph counts once: those that all topics share are in one of them."""
-    held_out = ByteTokenizer().decode(text.held_out)
-    learnt = ByteTokenizer().decode(text.training)
+    held_out = ByteTokenizer().decode(text.held_out.tolist())
+    learnt = ByteTokenizer().decode(text.training.tolist())
     for number in range(40):
         line = f"The statement number {number} is used"
         assert (line in held_out) != (line in learnt)
@@ -114,8 +114,7 @@ def test_resumed_training_is_the_uninterrupted_one(text: Corpus, tmp_path: Path)
     early = Learner("small", SMALL, first, tmp_path / "parts")
     stopped = train(early, text, lambda _: None, until_s=0)
     assert stopped.step == 0
-    for _ in range(2):
-        resumed = train(_learner(tmp_path / "parts"), text, lambda _: None, resume=True)
+    *_, resumed = (train(_learner(tmp_path / "parts"), text, lambda _: None, resume=True) for _ in range(2))
     assert _same(resumed, whole)
     with pytest.raises(ConfigError, match="--steps"):
         train(_learner(tmp_path / "parts", steps=60), text, lambda _: None, resume=True)
@@ -159,7 +158,7 @@ def test_training_computes_what_serving_does(text: Corpus) -> None:
     whole = jax.jit(logits)(values, tokens, positions)
     pages = jnp.zeros((5, *model.shape.page_shape(4)))
     table, attend = jnp.arange(4).reshape(2, 2), WriteThenRead(paged_attention, "tokens_first")
-    last, _ = model(tokens, positions, pages, table, jnp.array([8, 8]), attend)
+    last, _ = model(jnp.asarray(tokens), jnp.asarray(positions), pages, table, jnp.array([8, 8]), attend)
     np.testing.assert_allclose(whole[:, -1], last, atol=1e-4)
 
 
@@ -175,8 +174,9 @@ def test_skipped_positions_are_seen_and_the_past_alone_is() -> None:
     assert recipe.batch(np.arange(1000, dtype=np.int32), recipe.first_steps)[0].shape[1] == 33
     random = np.random.default_rng(0)
     queries, keys, values = (jnp.asarray(random.normal(size=(1, 6, heads, 8)), jnp.float32) for heads in (4, 2, 2))
-    found, _ = dense_attention(queries, keys, values, None, 0, None, None)
-    changed, _ = dense_attention(queries, keys.at[:, 4:].set(0), values.at[:, 4:].set(9), None, 0, None, None)
+    unused = jnp.zeros((1, 6), jnp.int32)
+    found, _ = dense_attention(queries, keys, values, None, 0, None, unused)
+    changed, _ = dense_attention(queries, keys.at[:, 4:].set(0), values.at[:, 4:].set(9), None, 0, None, unused)
     np.testing.assert_array_equal(found[:, :4], changed[:, :4])
     assert not np.allclose(found[:, 4:], changed[:, 4:])
 

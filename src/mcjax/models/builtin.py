@@ -70,6 +70,10 @@ class SeededWeights(PieceWeights):
             centred = raw.astype(np.float64) - (2.0**52 - 0.5)
             yield (centred * (half_width / 2.0**52)).reshape(shape)
 
+    def drawn(self, piece: Piece) -> NDArray[np.float64]:
+        """All of one piece."""
+        return np.concatenate(list(self.read(piece, whole(piece.shape))))
+
     def origin(self, piece: Piece) -> tuple[str, object, str]:
         return "seed", self._seed, piece.name
 

@@ -194,7 +194,7 @@ class JaxExecutor:
     @property
     def block_sharding(self) -> jax.sharding.Sharding:
         """How blocks lie on the executor's devices."""
-        return Place.of(self._device).blocks(self._programs.config)
+        return Place.of(self._device).blocks(self._programs.shape)
 
     @property
     def compile_count(self) -> int:

@@ -212,8 +212,9 @@ class JaxWorld:
                 "%s=pallas: interpreted on a CPU: right, and very slow (backend.pages=128 helps: steps copy pages)",
                 keys,
             )
-        report("weights", 0.0)
-        self._weights().told = lambda what: report(what, 0.0)
+        share = 0.0
+        report("weights", share)
+        self._weights().told = lambda what: report(what, share)
         places = {name: self._place(name) for name, _ in instances}
         pages = pages_that_fit(
             lambda geometry: Programs(self._weights(), geometry, self._kernels),
@@ -231,7 +232,8 @@ class JaxWorld:
             for what, job in warm_up_jobs(self._executor(name), role is not Role.DECODE, role is not Role.PREFILL)
         ]
         for done, (name, what, job) in enumerate(jobs):
-            report(f"compiling for {name}: {what} ({done + 1} of {len(jobs)})", (done + 1) / (len(jobs) + 2))
+            share = (done + 1) / (len(jobs) + 2)
+            report(f"compiling for {name}: {what} ({done + 1} of {len(jobs)})", share)
             await self._executor(name).on_thread(job)
         prefill = next((name for name, role in instances if role is not Role.DECODE), None)
         decode = next((name for name, role in instances if role is not Role.PREFILL), None)

@@ -48,14 +48,15 @@ def paged_attention(
 ) -> Float[Array, "B T H D"]:
     """Same contract as `reference.paged_attention`; differs from it in the last bits only."""
     batch, steps, heads, head_dim = queries.shape
-    scale = head_dim**-0.5 if scale is None else scale
     page_tokens, kv_heads = sizes(pages, layout)
     width = min(steps, TILE_TOKENS)
     tiles = -(-steps // width)
     filler = (0, tiles * width - steps)
     tiled_queries = jnp.pad(queries, ((0, 0), filler, (0, 0), (0, 0))).reshape(batch, tiles, width, heads, head_dim)
     tiled_positions = jnp.pad(positions, ((0, 0), filler), constant_values=-1).reshape(batch, tiles, width)
-    arranged = _Heads(kv_heads, heads // kv_heads, head_dim, scale, merged=steps <= MERGED_TOKENS)
+    arranged = _Heads(
+        kv_heads, heads // kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, merged=steps <= MERGED_TOKENS
+    )
     rows = arranged.queries(tiled_queries)
     row_positions = arranged.positions(tiled_positions)
     tile_last = tiled_positions.max(axis=(0, 2))  # [tiles]
@@ -101,8 +102,8 @@ def paged_attention(
         # A batch of padding has last = -1: no block at all.
         needed = last.max() // page_tokens + 1 - first_page
         passed = (first.min() // page_tokens - first_page) // block_pages
-        bounds = (jnp.clip(index, 0, count) for index in (passed, -(-needed // block_pages)))
-        state = jax.lax.fori_loop(*bounds, block, state)
+        begin, end = (jnp.clip(index, 0, count) for index in (passed, -(-needed // block_pages)))
+        state = jax.lax.fori_loop(begin, end, block, state)
 
     _, total, mixed = state
     # The largest score of a valid row has weight exp(0) = 1, so its total is at least 1; only padding has none.

@@ -87,8 +87,12 @@ def dense_attention(
     layer: int,
     page_table: Any,
     positions: Int[Array, "B T"],
+    /,
+    **options: Any,
 ) -> tuple[Float[Array, "B T H D"], Any]:
-    """Causal attention inside each row. A `kernels.base.Attention` that looks at no pages."""
+    """Causal attention inside each row. A `kernels.base.Attention` that looks at no pages, and takes no options."""
+    if any(value is not None for value in options.values()):
+        raise ValueError(f"training has no attention with {', '.join(options)}")
     steps, dim = keys.shape[1], keys.shape[3]
     grouped = queries.reshape(*keys.shape[:3], -1, dim) * dim**-0.5
     scores = jnp.einsum("btkgd,bskd->bkgts", grouped, keys)
