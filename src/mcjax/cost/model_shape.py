@@ -52,7 +52,7 @@ class ModelShape:
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     checkpoint: str = ""
-    """Where the weights and the tokenizer are (`docs/models.md`); empty: the built-in ones, random by seed."""
+    """Where the weights and the tokenizer are (`docs/models-weights.md`); empty: the built-in ones, random by seed."""
     quantisation: str = "none"
     """Of weights, as they are loaded: `int8`, a scale an output channel; `none`: they keep the model's dtype."""
     family: str = "llama"
