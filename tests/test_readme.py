@@ -27,7 +27,7 @@ def run(arguments: list[str], place: Path, traces: Path | None = None) -> str:
 
 def test_there_is_something_to_test() -> None:
     assert len(PYTHON) == 2
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 10
 
 
 LONG = [
