@@ -20,7 +20,7 @@ from mcjax.models.checkpoint import locate
 from mcjax.models.gguf_file import GGUFFile
 from mcjax.models.gguf_weights import GGUFWeights
 from mcjax.models.hugging_face import Dialect, stored
-from mcjax.models.pieces import pieces
+from mcjax.models.pieces import pieces, whole
 
 Command = Callable[..., Answer]
 
@@ -72,7 +72,8 @@ def smollm2_directory(path: Path, checkpoint: str) -> Path:
     tensors: dict[str, np.ndarray] = {}
     for name, parameter in parameters(shape).items():
         for piece in pieces(name, parameter):
-            numbers, (tensor,) = source.piece(piece), named[piece.name].tensors
+            numbers = np.concatenate(list(source.read(piece, whole(piece.shape))))
+            (tensor,) = named[piece.name].tensors
             matrix = piece.fan_in > 1
             rows = numbers.reshape(piece.fan_in, -1).T if matrix else numbers
             tensors[tensor] = np.ascontiguousarray(rows.astype(ml_dtypes.bfloat16))

@@ -168,7 +168,7 @@ OTHER_LAYOUT = (
     + """
 from mcjax.errors import StoreError
 run(*tiers(160, 100), workload=chat(1))
-for change, word in (("kvpool.block_tokens=32", "tokens of a block"), ("seed=1", "model is")):
+for change, word in (("kvpool.block_tokens=32", "tokens of a block"), ("model.checkpoint=", "model is")):
     try:
         run(*tiers(160, 100), change, workload=chat(1))
     except StoreError as problem:

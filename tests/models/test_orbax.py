@@ -23,8 +23,6 @@ from mcjax.models.decoder import Decoder
 from mcjax.models.orbax_directory import DESCRIPTION, read_directory
 from mcjax.models.orbax_weights import OrbaxWeights, save, weights_of
 
-jax.config.update("jax_num_cpu_devices", 4)  # before anything here computes; more of them where XLA_FLAGS say so
-
 CASES = ("llama-tied", pytest.param("gemma3", marks=pytest.mark.check_long), "deepseek_v3")
 
 
