@@ -31,10 +31,19 @@ def test_each_kind_of_checkpoint_on_one_device(path: str, tmp_path: Path, measur
     check("llama", path, "one device", tmp_path, measured)
 
 
-@pytest.mark.check_long
+ROWS = [(case, mesh) for case in CONFIGS for mesh in ONE | MESHES.get(case, {})]
+IN_CI = {"llama", "gemma3", "qwen3_moe", "deepseek_v3"}
+"""Whose meshes are among the long checks; those of the rest are for whoever measures the page anew."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("case", "mesh"), [(case, mesh) for case in CONFIGS for mesh in ONE | MESHES.get(case, {})], ids=str
+    ("case", "mesh"),
+    [
+        pytest.param(case, mesh, marks=pytest.mark.check_long if mesh in ONE or case in IN_CI else pytest.mark.slow)
+        for case, mesh in ROWS
+    ],
+    ids=str,
 )
 def test_each_kind_of_checkpoint_on_each_mesh(case: str, mesh: str, tmp_path: Path, measured: Any) -> None:
     for path in PATHS:
