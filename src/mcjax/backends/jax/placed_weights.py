@@ -15,6 +15,9 @@ from mcjax.models.decoder import Decoder
 from mcjax.models.sharding import name_of
 from mcjax.models.weights import PlacedSource, as_stored
 
+TOLD_NUMBERS = 8 << 20
+"""Of a parameter whose loading is told of: less takes no time to speak of."""
+
 
 class PlacedWeights:
     """Of a model that has its parameters, or of an outline of one (`catalogue.outline`) and the source that has them.
@@ -30,7 +33,7 @@ class PlacedWeights:
         self.paths = [path for path, _ in found]
         self.leaves = [leaf for _, leaf in found]
         self.told: Callable[[str], None] = lambda what: None
-        """Hears what is being brought where."""
+        """Hears which large parameter is being brought where."""
         self._source = source
         self._lock = threading.Lock()
         self._places: dict[Place, list[Any]] = {}
@@ -55,7 +58,8 @@ class PlacedWeights:
             else:
                 name = name_of(path)
                 if name not in asked:  # the first leaf of a quantised one is cut as the whole is
-                    self.told(f"weights for {place}: {name} ({len(asked) + 1} of {len(declared)})")
+                    if declared[name].size >= TOLD_NUMBERS:
+                        self.told(f"weights for {place}: {name} ({len(asked) + 1} of {len(declared)})")
                     weight = self._source(name, declared[name], sharding)
                     asked[name] = jax.tree.leaves(as_stored(weight, declared[name], self.shape))
                 laid.append(jax.device_put(asked[name].pop(0), sharding))
